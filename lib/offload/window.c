@@ -91,7 +91,7 @@ struct refit_window {
     bool misfits;           /* all of it has been copied, but units that have to go whole */
     bool joined;            /* the stream of done waits for the copies that are leaving */
     bool followed;          /* copies in have been put after `after` */
-    bool settled;           /* the step's figures have been told */
+    bool reported;          /* the step's figures have been told */
     refit_stream_ref after; /* of begin */
     refit_stream_ref work;  /* of the last done: window `stepped` - 1 */
     uint32_t worked;        /* windows whose arithmetic is known to be over */
@@ -116,7 +116,7 @@ refit_status refit_window_open(refit_offloader *offloader, refit_window **out, r
     refit_window *window = rft_calloc(1, sizeof *window);
     RFT_REFUSE_IF(window == NULL, error, REFIT_ERR_HOST_MEMORY, "no host memory for a window");
     window->offloader = offloader;
-    window->settled = true;
+    window->reported = true;
     offloader->window = window;
     *out = window;
     return REFIT_OK;
@@ -152,7 +152,7 @@ static refit_status refuse_stepping(const refit_window *window, refit_error *err
     return REFIT_OK;
 }
 
-static bool is_settled(const refit_window *window)
+static bool is_idle(const refit_window *window)
 {
     return window->left == window->stepped && !window->arriving;
 }
@@ -162,7 +162,7 @@ refit_status refit_window_set_memory(refit_window *window, void *memory, uint64_
 {
     RFT_REFUSE_IF(window == NULL, error, REFIT_ERR_INVALID, "there is no window");
     RFT_TRY(refuse_stepping(window, error));
-    RFT_REFUSE_IF(!is_settled(window), error, REFIT_ERR_BUSY,
+    RFT_REFUSE_IF(!is_idle(window), error, REFIT_ERR_BUSY,
                   "copies out of the last step may use the memory: call refit_window_wait first");
     if (memory == NULL) return drop_memory(window, error);
     uint64_t bytes;
@@ -471,7 +471,7 @@ refit_status refit_window_measure(refit_window *window, const refit_window_part 
     RFT_REFUSE_IF(window == NULL || window_bytes == NULL, error, REFIT_ERR_INVALID,
                   "refit_window_measure needs a window and a place for the bytes");
     RFT_TRY(refuse_stepping(window, error));
-    RFT_REFUSE_IF(!is_settled(window), error, REFIT_ERR_BUSY,
+    RFT_REFUSE_IF(!is_idle(window), error, REFIT_ERR_BUSY,
                   "copies out of the last step are under way: call refit_window_wait first");
     RFT_REFUSE_IF(refit_offloader_get_state(window->offloader) == REFIT_OPEN, error,
                   REFIT_ERR_STATE,
@@ -911,7 +911,7 @@ static refit_status begin(refit_window *window, const refit_window_part *parts, 
         window->part_count = window->span_count = 0;
         return status;
     }
-    window->settled = false;
+    window->reported = false;
     window->state = WINDOW_STEPPING;
     status = arrive(window, error);
     if (status != REFIT_OK) {
@@ -1048,8 +1048,8 @@ refit_status refit_window_done(refit_window *window, refit_stream_ref stream, re
 static void settle(refit_window *window)
 {
     refit_offloader *offloader = window->offloader;
-    if (window->settled) return;
-    window->settled = true;
+    if (window->reported) return;
+    window->reported = true;
     rft_offloader_release_image(offloader, &offloader->windows);
     if (window->stepped == 0) return;
     int64_t ended = rft_mover_finished_at(offloader->movers[RFT_OFFLOAD]);
@@ -1135,7 +1135,7 @@ refit_status refit_window_host(refit_window *window, refit_region_id region, voi
                   "refit_window_host needs a window and places for the bytes and their count");
     RFT_TRY(refuse_stepping(window, error));
     refit_offloader *offloader = window->offloader;
-    RFT_REFUSE_IF(!is_settled(window), error, REFIT_ERR_BUSY,
+    RFT_REFUSE_IF(!is_idle(window), error, REFIT_ERR_BUSY,
                   "copies out of the last step are under way: call refit_window_wait first");
     RFT_TRY(rft_offloader_check_movers(offloader, error));
     RFT_TRY(check_offloader(offloader, false, error));

@@ -93,9 +93,15 @@ class Trainer:
         self._thread.start()
 
     def offer(self, weights: Any = ONE) -> Update:
-        """A version in the worker's hands, undecided: the trainer waits for the decision."""
+        """A version in the worker's hands, undecided: the trainer waits for the decision. A worker
+        that held nothing is offered the version before first, if it comes back in time."""
+        self.join()
+        before = self.publisher.version
         self.publish(weights)
-        return self.subscriber.next(TIMEOUT)
+        while (update := self.subscriber.next(TIMEOUT)).version <= before:
+            with update:
+                update.refuse("a later one is waited for", kept=True)
+        return update
 
     def join(self) -> None:
         """Until it has published."""

@@ -135,19 +135,21 @@ def begin(twins: Twins) -> None:
 def test_gradients_leave_from_the_second_step_on(
     monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    """And are not brought again in the step after what changes them all alike."""
-    brought: list[Any] = []
-    bring = CpuKernels.bring
-    monkeypatch.setattr(CpuKernels, "bring", lambda *args: brought.extend(args[1]) or bring(*args))
+    """And are not submitted again in the step after what changes them all alike."""
+    submitted: list[Any] = []
+    submit = CpuKernels.submit
+    monkeypatch.setattr(
+        CpuKernels, "submit", lambda *args: submitted.extend(args[1]) or submit(*args)
+    )
     with Twins(ALL) as twins:
         for number in range(4):
-            brought.clear()
+            submitted.clear()
             twins.backward()
             assert count_left(twins.moved) == (3 if number else 0)
             for run in twins:
                 CHANGES[change](run)
             twins.finish()
-            assert [gradient is None for _, gradient, _ in brought] == (
+            assert [gradient is None for _, gradient, _ in submitted] == (
                 [True] * 3 if number else []
             )
 

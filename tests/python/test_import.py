@@ -79,8 +79,8 @@ __import__("os")._exit(0)
     assert in_a_new_process(program) == "True\n"
 
 
-# Which rooms a room may import, besides itself; bindings/python/README.md tours them in this order.
-ROOMS: dict[str, set[str]] = {
+# What each sub-package may import, besides itself, in the order of bindings/python/README.md.
+PACKAGES: dict[str, set[str]] = {
     "errors": {"_c"},  # the numbers of the C library's statuses
     "_c": {"errors"},
     "observe": {"errors", "_c"},
@@ -117,14 +117,14 @@ def imported(path: Path) -> Iterator[str]:
         yield from (one.removeprefix("refit.") for one in found if one.startswith("refit."))
 
 
-def test_a_room_imports_only_the_rooms_below_it() -> None:
+def test_a_package_imports_only_those_below_it() -> None:
     wrong = []
     for name, path in modules():
-        room = name.split(".")[0]
-        if room in ABOVE or room in ("__init__", "_version"):
+        package = name.split(".")[0]
+        if package in ABOVE or package in ("__init__", "_version"):
             continue
         for other in imported(path):
-            if other.split(".")[0] not in {room, "_version", *ROOMS[room]}:
+            if other.split(".")[0] not in {package, "_version", *PACKAGES[package]}:
                 wrong.append(f"{name} imports {other}")
     assert wrong == []
 
@@ -139,7 +139,7 @@ def test_no_two_modules_import_each_other() -> None:
             if known in files and known != name
         }
         for name, path in files.items()
-        if name.split(".")[0] in ROOMS
+        if name.split(".")[0] in PACKAGES
     }
     while free := [name for name, others in uses.items() if not others & uses.keys()]:
         for name in free:

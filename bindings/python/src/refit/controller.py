@@ -26,7 +26,7 @@ from refit._c.handle import Closing, refuse_fork
 from refit._c.library import lib, log
 from refit.activations.offload import ActivationOffload
 from refit.errors import BusyError, InvalidError, StateError, UnsupportedError
-from refit.integrations._recognized import opened
+from refit.integrations._recognized import adapted
 from refit.memory_pool import MemPool
 from refit.observe.observers import Observers, PhaseWatcher, TimerLike
 from refit.states.checkpoint import reading
@@ -103,7 +103,7 @@ class Controller(Closing):
         parts = chosen(schedule)
         division = parts.division()
         whole = None if model is None else _whole(model)
-        adapters = OptimizerAdapters(opened(optimizer, whole))
+        adapters = OptimizerAdapters(adapted(optimizer, whole))
         optimizers = adapters.optimizers
         whole = adapters.model if whole is None else whole
         if division is not None and adapters.why_cycle_only is not None:

@@ -31,7 +31,7 @@ from refit.errors import (
     StateError,
     UnsupportedError,
 )
-from refit.integrations._recognized import opened
+from refit.integrations._recognized import adapted
 from refit.states import torch_pool
 from refit.states.hooks import refuse_second
 from refit.states.optimizers import OptimizerAdapters
@@ -116,7 +116,7 @@ class MemPool(Handle):
         lost. StateError, UnsupportedError (see ``use``).
         """
         refuse_capture(self.device)
-        adapters = OptimizerAdapters(opened(optimizer, model))
+        adapters = OptimizerAdapters(adapted(optimizer, model))
         for one in adapters.optimizers:
             refuse_second(one)
         source = StateSource(adapters.optimizers, model, self._config, "keep", adapters)

@@ -57,7 +57,7 @@ _METHODS = (
 _FUNCTIONS = "numel is_complex is_floating_point is_inference is_signed"
 
 
-def _looks() -> frozenset[Any]:
+def _metadata_only() -> frozenset[Any]:
     """Functions that PyTorch gives to ``__torch_function__`` for uses that touch no byte."""
     tensor: Any = torch.Tensor
     found = [getattr(tensor, name).__get__ for name in _PROPERTIES.split() if hasattr(tensor, name)]
@@ -67,7 +67,7 @@ def _looks() -> frozenset[Any]:
     return frozenset(found)
 
 
-_LOOKS = _looks()
+_METADATA_ONLY = _metadata_only()
 _STORAGE = torch.Tensor.untyped_storage
 
 
@@ -101,7 +101,7 @@ class OffloadedTensor:
     ) -> Any:
         """PyTorch calls it in place of ``func``."""
         given = kwargs or {}
-        if func in _LOOKS and not (func is _STORAGE and cls.absence.lender is not None):
+        if func in _METADATA_ONLY and not (func is _STORAGE and cls.absence.lender is not None):
             return torch._C._disabled_torch_function_impl(func, types, args, given)
         if func == torch.Tensor.zero_ and cls.absence.zero(args):
             return args[0]

@@ -219,7 +219,7 @@ class CpuKernels(Handle):
         after = abi.refit_stream_ref(stream)
         call(lib.refit_host_step_gradient, self._live, parameter, gradient, number, after)
 
-    def bring(self, submitted: Iterable[tuple[int, int | None, int]], stream: int) -> None:
+    def submit(self, submitted: Iterable[tuple[int, int | None, int]], stream: int) -> None:
         """Starts the copies of parameters to the host, as ``stream`` has made them by now: what is
         stepped is what the device has. Each comes with the address of its gradient, which is
         submitted before it, as by ``gradient``, or None, and the number of its step. Many at once,

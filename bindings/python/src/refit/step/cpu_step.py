@@ -59,7 +59,7 @@ _LONGEST_PAUSE = 64
 """Steps in which gradients stay until the step, at most, since others used them before."""
 
 
-_Look = tuple[int, int, tuple[str, ...]]
+_KernelKey = tuple[int, int, tuple[str, ...]]
 """Where a parameter is, its group, and the names of its states."""
 
 
@@ -68,11 +68,11 @@ class _Place(NamedTuple):
 
     number: int
     param_state: ParamState
-    look: _Look
+    key: _KernelKey
 
 
 @dataclass(eq=False, slots=True)
-class _Left:
+class _Departed:
     """A gradient that is on its way to the host, or there."""
 
     parameter: Any
@@ -95,17 +95,17 @@ def _filled(options: Sequence[Options | None]) -> list[Options] | None:
     return None if some is None else [one or some for one in options]
 
 
-def _look_of(parameter: Any, group: int, options: Options) -> _Look:
+def _kernel_key_of(parameter: Any, group: int, options: Options) -> _KernelKey:
     return local(parameter).data_ptr(), group, names_of(options)
 
 
 def _lies_as(param_state: ParamState, plain: torch.Tensor) -> bool:
     """Whether each state is fp32, and one tensor whose elements lie as those of a parameter."""
-    look = tuple(plain.shape), tuple(plain.stride())
+    layout = tuple(plain.shape), tuple(plain.stride())
     return all(
         len(one.slots) == 1
         and one.slots[0].dtype == torch.float32
-        and (one.slots[0].shape, one.slots[0].stride) == look
+        and (one.slots[0].shape, one.slots[0].stride) == layout
         for _, one in param_state.pairs
     )
 
@@ -173,7 +173,7 @@ def _shows(state: Mapping[Any, Any], pairs: Iterable[tuple[Any, State]]) -> bool
     return True
 
 
-def _has_stayed(one: _Left) -> bool:
+def _has_stayed(one: _Departed) -> bool:
     """Whether a gradient that has left is still its parameter's, and as it was."""
     with untouched():
         return (
@@ -222,8 +222,8 @@ class CpuShare:
         self._read: list[torch.Tensor] = []
         """Gradients that the kernels may be reading: they are held until these do not."""
         self._must_skip = False
-        """Whether the kernels may know more than ``_left`` says."""
-        self._left: dict[int, _Left] = {}
+        """Whether the kernels may know more than ``_departed`` says."""
+        self._departed: dict[int, _Departed] = {}
         """Gradients that have left before the step, by the number of their parameters."""
         self._submitted: list[_Place] = []
         """What ``run`` is to step."""
@@ -258,7 +258,9 @@ class CpuShare:
         return [options_of(self.optimizer, group, self.buffer.device) for group in groups]
 
     @staticmethod
-    def _look_at(param_state: ParamState, group: int, options: Options | None) -> _Look | None:
+    def _kernel_key(
+        param_state: ParamState, group: int, options: Options | None
+    ) -> _KernelKey | None:
         """Where a parameter is, its group, and the names of its states; None: the kernels cannot
         step it, for it is not fp32, or a state's elements do not lie as its own."""
         if options is None:
@@ -266,15 +268,15 @@ class CpuShare:
         plain = local(param_state.parameter)
         if not _is_plain(plain):
             return None
-        look = _look_of(param_state.parameter, group, options)
+        key = _kernel_key_of(param_state.parameter, group, options)
         fits = (
-            tuple(param_state.states) == look[2]
+            tuple(param_state.states) == key[2]
             and plain.dtype == torch.float32
             and plain.numel() > 0
             and is_dense(plain)
             and _lies_as(param_state, plain)
         )
-        return look if fits else None
+        return key if fits else None
 
     def _gradient(self, parameter: Any) -> torch.Tensor | None:
         """The plain gradient of a parameter as the kernels can read it, or None."""
@@ -358,20 +360,20 @@ class CpuShare:
         chosen = _filled(options)
         self._check_left(chosen, {place.number: which for place, _, which in submitted}, unscale)
         if self._early is not None:
-            self._early.step_begins(bool(self._left))
+            self._early.step_begins(bool(self._departed))
         if not submitted or chosen is None:
             return []
         self._begin(chosen)
-        self._offloaded.lift(*self._left)
+        self._offloaded.lift(*self._departed)
         self._must_skip = True  # until all are stepped
         self._submitted = [place for place, *_ in submitted]
         self._counts.update((id(place.param_state), which - 1) for place, _, which in submitted)
-        self._read += [grad for place, grad, _ in submitted if place.number not in self._left]
+        self._read += [grad for place, grad, _ in submitted if place.number not in self._departed]
         coming = [
-            (place.number, None if place.number in self._left else grad.data_ptr(), which)
+            (place.number, None if place.number in self._departed else grad.data_ptr(), which)
             for place, grad, which in submitted
         ]
-        cast(CpuKernels, self._kernels).bring(coming, current_stream(self.buffer.device))
+        cast(CpuKernels, self._kernels).submit(coming, current_stream(self.buffer.device))
         return [place.param_state.parameter for place in self._submitted]
 
     def _fits(self, entries: Sequence[tuple[Any, int]], options: Sequence[Options | None]) -> bool:
@@ -384,7 +386,7 @@ class CpuShare:
             place, one = self._places.get(id(parameter)), options[group]
             if place is None:
                 continue
-            if one is None or place.look != _look_of(parameter, group, one):
+            if one is None or place.key != _kernel_key_of(parameter, group, one):
                 return False
         return True
 
@@ -400,13 +402,13 @@ class CpuShare:
             id(p): at for at, one in enumerate(self.optimizer.param_groups) for p in one["params"]
         }
         self._close_kernels()
-        found: list[tuple[ParamState, _Look]] = []
+        found: list[tuple[ParamState, _KernelKey]] = []
         for param_state in self._param_states:
             group = groups.get(id(param_state.parameter))
             if group is not None:
-                look = self._look_at(param_state, group, options[group])
-                if look is not None:
-                    found.append((param_state, look))
+                key = self._kernel_key(param_state, group, options[group])
+                if key is not None:
+                    found.append((param_state, key))
         every = [one for group in self.optimizer.param_groups for one in group["params"]]
         shared = _overlapping([one for one in every if _is_plain(local(one))])
         found = [one for one in found if id(one[0].parameter) not in shared]
@@ -416,12 +418,12 @@ class CpuShare:
                 [
                     Parameter(
                         param_state.name,
-                        look[0],
+                        key[0],
                         local(param_state.parameter).numel(),
-                        look[1],
+                        key[1],
                         tuple(one.slots[0].region for _, one in param_state.pairs),
                     )
-                    for param_state, look in found
+                    for param_state, key in found
                 ],
             )
             roots = root_of_torch() if self.buffer.device.type == "cpu" else None
@@ -429,8 +431,8 @@ class CpuShare:
         self._seen = set(map(id, self.parameters()))
         self._plan_of = self._groups_of(options)
         self._places = {
-            id(param_state.parameter): _Place(number, param_state, look)
-            for number, (param_state, look) in enumerate(found)
+            id(param_state.parameter): _Place(number, param_state, key)
+            for number, (param_state, key) in enumerate(found)
         }
         if self._early is not None:
             self._early.watch(param_state.parameter for param_state, _ in found)
@@ -441,10 +443,10 @@ class CpuShare:
         """Takes all back unless each gradient that has left is still the one to be stepped, and is
         multiplied by the same as all others."""
         stays = not self._must_skip and (self._begun is None or self._begun == chosen)
-        for number, one in self._left.items():
+        for number, one in self._departed.items():
             stays = stays and counts.get(number) == one.which and _has_stayed(one)
         factors = self._factors()
-        if factors and counts.keys() != self._left.keys():
+        if factors and counts.keys() != self._departed.keys():
             stays = False  # the others bring theirs with them
         if unscale != 1.0:
             factors = None if factors is None else [*factors, unscale]
@@ -483,7 +485,7 @@ class CpuShare:
                 self._submitted.clear()
                 self._read.clear()
                 self._begun = None
-                self._left.clear()
+                self._departed.clear()
 
     def _count_step(self, stepped: Sequence[ParamState]) -> None:
         counters = [
@@ -515,7 +517,7 @@ class CpuShare:
         place = self._places.get(id(parameter))
         if place is None or self._must_skip:
             return
-        before = self._left.get(place.number)
+        before = self._departed.get(place.number)
         if before is not None:
             if _has_stayed(before):
                 return
@@ -526,7 +528,7 @@ class CpuShare:
         count = self._counts.get(id(place.param_state))
         if count is None:  # PyTorch's code has made the step before
             count = self._read_counts([place]).get(place.number)
-        if count is None or local(parameter).data_ptr() != place.look[0]:
+        if count is None or local(parameter).data_ptr() != place.key[0]:
             return
         chosen = self._begun
         if chosen is None:
@@ -540,7 +542,7 @@ class CpuShare:
         stream = current_stream(self.buffer.device)
         address, which = grad.data_ptr(), count + 1
         cast(CpuKernels, self._kernels).gradient(place.number, address, which, stream)
-        self._left[place.number] = _Left(parameter, grad, grad._version, address, which)
+        self._departed[place.number] = _Departed(parameter, grad, grad._version, address, which)
         self._offloaded.put(place.number, [grad])
         self._offloaded.watch(place.number, [parameter])
         self._must_skip = False
@@ -566,18 +568,18 @@ class CpuShare:
         gradients, and not the kernels' threads."""
         with self._lock:
             if self._process != os.getpid():
-                self._offloaded.lift(*self._left)
-                self._left.clear()
+                self._offloaded.lift(*self._departed)
+                self._departed.clear()
                 return
-            if self._left and self._early is not None:
+            if self._departed and self._early is not None:
                 self._early.was_used = True
             self.take_back()
 
     def lend_none_of(self, optimizer: Optimizer) -> None:
         """Before another optimizer steps: gradients of its parameters have not left. What
         ``CpuKernels.skip`` raises."""
-        if self._left:
-            left = {id(one.parameter) for one in self._left.values()}
+        if self._departed:
+            left = {id(one.parameter) for one in self._departed.values()}
             if any(id(one) in left for group in optimizer.param_groups for one in group["params"]):
                 self.take_back()
 
@@ -589,8 +591,8 @@ class CpuShare:
             self._begun, self._must_skip = None, False
         self._submitted.clear()
         self._read.clear()
-        self._offloaded.lift(*self._left)
-        self._left.clear()
+        self._offloaded.lift(*self._departed)
+        self._departed.clear()
 
     # ---- what others do with gradients that have left --------------------------------------------
 
@@ -598,7 +600,7 @@ class CpuShare:
         """Whether gradients may be multiplied on the device, and those that have left again on the
         host, as the two factors of ``run``. Waits for their copies to the host."""
         with self._lock:
-            mine = self._left_of(tensors)
+            mine = self._departed_of(tensors)
             if self._process != os.getpid() or len(set(map(id, tensors))) < len(tensors):
                 return False
             if not mine or any(len(one.factors) == _FACTORS for one in mine):
@@ -614,19 +616,19 @@ class CpuShare:
         with self._lock:
             if isinstance(factor, torch.Tensor):
                 factor = factor.detach().clone()
-            for one in self._left_of(tensors):
+            for one in self._departed_of(tensors):
                 one.factors.append(factor)
                 with untouched():
                     one.version = one.gradient._version
 
-    def _left_of(self, tensors: Sequence[Any]) -> list[_Left]:
+    def _departed_of(self, tensors: Sequence[Any]) -> list[_Departed]:
         given = set(map(id, tensors))
-        return [one for one in self._left.values() if id(one.gradient) in given]
+        return [one for one in self._departed.values() if id(one.gradient) in given]
 
     def _factors(self) -> list[float] | None:
         """What all gradients that have left were multiplied by since, in this order. None: not all
         by the same, or not by numbers that are finite."""
-        each = [one.factors for one in self._left.values()]
+        each = [one.factors for one in self._departed.values()]
         if not each or not any(each):
             return []
         first = each[0]

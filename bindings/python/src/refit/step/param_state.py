@@ -21,7 +21,7 @@ from refit.step.stand_in import PART, is_dense, local
 _READ = methodcaller("data_ptr"), methodcaller("size"), methodcaller("stride")
 
 
-def _look_at(tensor: torch.Tensor) -> list[Any]:
+def _layout_at(tensor: torch.Tensor) -> list[Any]:
     """Where a tensor lies, and how it is read."""
     return [call_untouched(one, tensor) for one in _READ]
 
@@ -76,13 +76,13 @@ class BufferSlot:
             self.view = torch.empty(0, dtype=self.dtype, device="cpu")
             if self._storage is not None:
                 self.view.set_(self._storage, 0, self.shape, self.stride)
-        self._look = _look_at(self.view)
+        self._layout = _layout_at(self.view)
 
     @property
     def is_displaced(self) -> bool:
         """Whether ``view`` has other memory now (``swap_tensors``, ``view.data = x``), or is read
         in another way (``t_()``)."""
-        return not self.is_coded and _look_at(self.view) != self._look
+        return not self.is_coded and _layout_at(self.view) != self._layout
 
     @property
     def storage_id(self) -> int:
@@ -189,7 +189,7 @@ class ParamState:
         self.parameter = parameter
         self.name = name
         self.elementwise = elementwise
-        self._look = _look_of(parameter)
+        self._layout = _layout_of(parameter)
         self.states: dict[Any, State] = {}
         self.master: State | None = None
         """The place of the parameter itself, if it is a master that lives on the host, too."""
@@ -211,7 +211,7 @@ class ParamState:
 
     def foresees(self) -> bool:
         """Whether the parameter still looks as it did when its states were foreseen."""
-        return _look_of(self.parameter) == self._look
+        return _layout_of(self.parameter) == self._layout
 
     @cached_property
     def nbytes(self) -> int:
@@ -241,7 +241,7 @@ class ParamState:
         return sum(state.slots[0].dtype.itemsize for state in self.all)
 
 
-def _look_of(parameter: Any) -> tuple[Any, ...]:
+def _layout_of(parameter: Any) -> tuple[Any, ...]:
     plain = local(parameter)
     return parameter.shape, plain.shape, plain.stride(), plain.dtype, plain.device
 

@@ -369,19 +369,19 @@ class Placement:
         """One image for these states of some parameters; those that there are move in.
         ``stepper``: their optimizer, if the CPU is to step them."""
         names: list[str] = []
-        looks: list[torch.Tensor] = []
+        shapes: list[torch.Tensor] = []
         weights: list[int] = []
         for _, param_state, likes in entries:
             if stepper is None and self._masters.can_live(param_state.parameter):
                 names.append(f"{param_state.name}.master")
-                looks.append(dense_like(param_state.parameter))
+                shapes.append(dense_like(param_state.parameter))
                 weights.append(self._weights_to_code_by(param_state, likes))
             for key, like in likes.items():
                 for path, one in opened(like):
                     names.append(".".join(map(str, (param_state.name, key, *path))))
-                    looks.append(dense_like(one))
+                    shapes.append(dense_like(one))
                     weights.append(0)
-        sizes = [extent(one) for one in looks]
+        sizes = [extent(one) for one in shapes]
         weights = _without_shared(weights, sizes)
         handle = self._devices[device]
         given: dict[str, int] = {}
@@ -399,11 +399,11 @@ class Placement:
                 kernels=self._kernels,
             )
             self.shares.append(share)
-        regions = iter(enumerate(looks))
+        regions = iter(enumerate(shapes))
         for optimizer, param_state, likes in entries:
             param_state.buffer, param_state.share = buffer, share
             if stepper is None and self._masters.can_live(param_state.parameter):
-                param_state.master = State([BufferSlot(buffer, *next(regions))], Recipe(looks[0]))
+                param_state.master = State([BufferSlot(buffer, *next(regions))], Recipe(shapes[0]))
             for key, like in likes.items():
                 slots = [BufferSlot(buffer, *next(regions)) for _ in opened(like)]
                 param_state.states[key] = State(slots, Recipe(like))

@@ -108,10 +108,10 @@ class Entry:
         made = Entry(self.group, self.parameter, self.param_state, self.first, self.count)
         made.share = self.share
         made.last = self.last
-        made.look(optimizer.state.get(self.parameter, {}))
+        made.refresh(optimizer.state.get(self.parameter, {}))
         return made
 
-    def look(self, state: Mapping[Any, Any]) -> None:
+    def refresh(self, state: Mapping[Any, Any]) -> None:
         """Before a step: which states come, or whether it makes all. One in whose place the
         optimizer has something else, as None or a sparse tensor, does neither."""
         states, pairs = (
@@ -128,7 +128,7 @@ class Entry:
         """Before the step goes on: states may have been changed. What is new stays so."""
         self.state = optimizer.state.get(self.parameter, {})
         if not self.is_new:
-            self.look(self.state)
+            self.refresh(self.state)
 
     def place_of(self, slot: BufferSlot) -> tuple[int, int, tuple[int, ...], tuple[int, ...]]:
         """Of what the entry uses of a slot: first byte, bytes, shape, strides."""
@@ -162,10 +162,10 @@ def _split(
     group: int, parameter: Any, param_state: ParamState | None, state: Mapping[Any, Any]
 ) -> list[Entry]:
     entry = Entry(group, parameter, param_state)
-    entry.look(state)
+    entry.refresh(state)
     if param_state is None or entry.share is not None or not (entry.moving or param_state.master):
         entry.param_state = None
-        entry.look(state)
+        entry.refresh(state)
         return [entry]
     whole = [entry]
     if not param_state.elementwise or len(entry.moving) < len(param_state.states):
@@ -193,7 +193,7 @@ def _split(
         for first in range(0, total, count)
     ]
     for one in parts:
-        one.look(state)
+        one.refresh(state)
         one.last = one is parts[-1]
     return parts
 
@@ -301,17 +301,18 @@ class WindowedStep:
     def _step_all(self, observers: Observers, most: int | None) -> None:
         """Steps what is left: all of it with copies under way meanwhile, or ``most`` at a time,
         with nothing in the windows' memory in between."""
-        left = self._by_buffer()
-        shares = _by_share(left.get(None, []))
+        remaining = self._by_buffer()
+        shares = _by_share(remaining.get(None, []))
         unscale = _unscale(self.optimizer)
         submitted = {
             share: share.start([(one.parameter, one.group) for one in entries], unscale)
             for share, entries in shares.items()
         }
-        here = [one for one in left.pop(None, []) if one.share is None]
+        here = [one for one in remaining.pop(None, []) if one.share is None]
         if most is None:
             visits = [
-                (buffer, entries, *self._window_parts(entries)) for buffer, entries in left.items()
+                (buffer, entries, *self._window_parts(entries))
+                for buffer, entries in remaining.items()
             ]
             for buffer, _, parts, _ in visits[:1]:
                 buffer.begin(parts)  # what stays on the device is stepped meanwhile
@@ -322,7 +323,7 @@ class WindowedStep:
         else:
             for some in _batches(here, most):
                 self._window(None, some, [[] for _ in some], {})
-            for buffer, entries in left.items():
+            for buffer, entries in remaining.items():
                 for some in _batches(entries, most):
                     self._visit(buffer, some, *self._window_parts(some), observers)
                     buffer.wait()

@@ -44,14 +44,14 @@ class Piece(NamedTuple):
         return rows.as_strided(self.shape, self.stride, rows.storage_offset() + self.offset)
 
 
-Look = tuple[str, tuple[int, ...], torch.dtype]
+TensorMeta = tuple[str, tuple[int, ...], torch.dtype]
 """A parameter or buffer: its name, shape and type."""
 
-_KNOWN: "weakref.WeakKeyDictionary[Any, tuple[list[Look], dict[str, Piece] | None]]"
+_KNOWN: "weakref.WeakKeyDictionary[Any, tuple[list[TensorMeta], dict[str, Piece] | None]]"
 _KNOWN = weakref.WeakKeyDictionary()
 
 
-def pieces_of(model: Any, looks: Iterable[Look]) -> Mapping[str, Piece] | None:
+def pieces_of(model: Any, metas: Iterable[TensorMeta]) -> Mapping[str, Piece] | None:
     """By name the weights that a checkpoint would have; None: those that the model has.
     UnsupportedError: one is joined of several parameters."""
     loading: Any = sys.modules.get("transformers.core_model_loading")
@@ -60,15 +60,15 @@ def pieces_of(model: Any, looks: Iterable[Look]) -> Mapping[str, Piece] | None:
         return None
     if not isinstance(model, base):
         return None
-    looks = list(looks)
-    if model not in _KNOWN or _KNOWN[model][0] != looks:
-        _KNOWN[model] = looks, _found(model, looks, loading.revert_weight_conversion)
+    metas = list(metas)
+    if model not in _KNOWN or _KNOWN[model][0] != metas:
+        _KNOWN[model] = metas, _found(model, metas, loading.revert_weight_conversion)
     return _KNOWN[model][1]
 
 
-def _found(model: Any, looks: list[Look], revert: Any) -> dict[str, Piece] | None:
+def _found(model: Any, metas: list[TensorMeta], revert: Any) -> dict[str, Piece] | None:
     stand_ins = {
-        name: torch.empty(shape, dtype=dtype, device="meta") for name, shape, dtype in looks
+        name: torch.empty(shape, dtype=dtype, device="meta") for name, shape, dtype in metas
     }
     with cast(Any, _Views)():
         made = revert(model, dict(stand_ins))

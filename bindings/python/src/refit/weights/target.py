@@ -152,9 +152,9 @@ def _with_checkpoint(module: Any, own: Target) -> Target:
     from refit.weights.checkpoint_names import pieces_of
 
     tensors = {name: one for name, one in own.places.items() if hasattr(one, "data_ptr")}
-    looks = [(name, tuple(one.shape), one.dtype) for name, one in tensors.items()]
+    metas = [(name, tuple(one.shape), one.dtype) for name, one in tensors.items()]
     try:
-        pieces = pieces_of(module, looks)
+        pieces = pieces_of(module, metas)
     except UnsupportedError:  # then its own names are all that it has
         return own
     if pieces is None:
