@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,8 @@ from refit.errors import (  # noqa: E402
     UnsupportedError,
 )
 from refit.integrations import sglang  # noqa: E402
+from refit.integrations._receiver import subscribe  # noqa: E402
+from refit.weights.subscriber import Subscriber  # noqa: E402
 from stand_ins.trainer import WAIT_S, Trainer, trainer  # noqa: E402
 
 
@@ -166,6 +169,28 @@ def test_a_quantized_layer_is_refused_before_anything_is_fetched(
     with pytest.raises(UnsupportedError, match="Nothing was loaded"):
         sglang.refit_load(engine, _weights(1))
     assert all(map(torch.equal, before, engine.runner.model.parameters()))
+
+
+def test_a_version_comes_again_though_the_answer_to_it_is_on_its_way(
+    publishing: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    describe = Subscriber.describe
+    states = ["applying"]
+
+    def at_first(subscriber: Subscriber) -> Any:
+        found = describe(subscriber)
+        return replace(found, state=states.pop() if states else found.state)
+
+    receiver = subscribe(publishing.endpoint, "w")
+    done = publishing.publish(_weights(1))
+    with receiver.loading(receiver.take(1, WAIT_S)):
+        pass
+    done.result()
+    monkeypatch.setattr(Subscriber, "describe", at_first)
+    with receiver.loading(receiver.take(1, WAIT_S)) as update:
+        assert update.version == 1
+    assert states == []
+    receiver.close()
 
 
 @pytest.fixture

@@ -71,13 +71,11 @@ class Receiver:
         (the engine keeps what it has). DeadlineError, and what Subscriber.next raises.
         """
         self.let_go()
-        if self._has_answered(version):
-            self.join_again(kept=True)
         end = time.monotonic() + (TIMEOUT_S if timeout is None else timeout)
         offered = None
         while True:
             try:
-                update = self._next(end, absent)
+                update = self._next(end, absent, version)
             except DeadlineError as why:
                 _raise_late(why, version, offered)
             if version is None or update.version >= version:
@@ -178,10 +176,12 @@ class Receiver:
         self.let_go()
         self.subscriber.close()
 
-    def _next(self, end: float, absent: float | None) -> "Update":
+    def _next(self, end: float, absent: float | None, version: int | None) -> "Update":
         """The next update, before the time `end` and before a trainer was away for `absent`."""
         heard = time.monotonic()
         while True:
+            if self._has_answered(version):  # at every look: the answer may be on its way at first
+                self.join_again(kept=True)
             now = time.monotonic()
             if self.subscriber.describe().connected:
                 heard = now
