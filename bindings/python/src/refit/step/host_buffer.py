@@ -66,6 +66,19 @@ class Part(NamedTuple):
     nbytes: int
 
 
+def _attempts(size: int, count: int, least: int) -> Iterator[tuple[int, int]]:
+    """Bytes and number of the windows to try, as C does (``offload/window.c``): fewer first, down
+    to two, which are enough for copies while the optimizer steps; then smaller ones."""
+    kept = min(count, 2)
+    for some in range(count, kept - 1, -1):
+        yield size, some
+    while size > least:
+        size = max(least, _aligned(size // 2))
+        yield size, kept
+    if kept > 1:
+        yield least, 1
+
+
 class HostBuffer(Closing):
     """Regions of one device that live on the host. Used by one thread at a time.
 
@@ -161,13 +174,8 @@ class HostBuffer(Closing):
             return
         self._give_back()
         least = _aligned(self.window.measure(parts))
-        attempts = [(size, some) for some in range(count, 0, -1)]
-        while size > least:
-            size = max(least, _aligned(size // 2))
-            attempts.append((size, 1))
-        for size, count in attempts:
-            if self._allocate(size, count):
-                return
+        if any(self._allocate(*one) for one in _attempts(size, count, least)):
+            return
         raise DeviceMemoryError(
             f"no memory on {self.device} for one window of {least} bytes, in which the largest "
             "state of this step would visit it; no state has moved. Free some memory, then call "
@@ -175,6 +183,7 @@ class HostBuffer(Closing):
         )
 
     def _allocate(self, size: int, count: int) -> bool:
+        """False: there is not so much memory."""
         try:
             with device_guard(self.device):
                 memory = torch.empty(
