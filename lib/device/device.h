@@ -81,7 +81,15 @@ typedef struct rft_share {
                          in another process it leads nowhere */
 } rft_share;
 
-#define RFT_DEVICE_OPS_VERSION 4
+/* What contains memory: one allocation, or a reservation of addresses. No copy lies across two. */
+typedef struct rft_memory_range {
+    const void *base;
+    uint64_t bytes;
+    uint64_t id; /* once it is freed, another at the same addresses has another number; 0: the
+                    device does not say */
+} rft_memory_range;
+
+#define RFT_DEVICE_OPS_VERSION 5
 
 /* `self` is the device's own state. Every slot is thread-safe. */
 typedef struct rft_device_ops {
@@ -99,10 +107,9 @@ typedef struct rft_device_ops {
     refit_status (*memory_free)(void *self, void *memory, refit_error *error);
     /* Is [memory, memory + bytes) memory of this device, allocated by refit or not, that can be
      * copied from and to? REFIT_ERR_INVALID says what it is instead (host memory, managed, another
-     * device's). `*allocation` tells apart what no copy may lie across: two addresses of one
-     * allocation have the same, and neighbours of two allocations another. */
+     * device's). `allocation` is never NULL. */
     refit_status (*memory_check)(void *self, const void *memory, uint64_t bytes,
-                                 const void **allocation, refit_error *error);
+                                 rft_memory_range *allocation, refit_error *error);
 
     /* Addresses without memory, and memory mapped to them. All in multiples of *granule. commit is
      * all-or-nothing and idempotent; after decommit the bytes are gone, the addresses stay
@@ -226,8 +233,9 @@ void rft_device_defer_free(refit_device *device, rft_deferred_free *deferred);
 bool rft_device_sweep(refit_device *device);
 
 rft_device_caps rft_device_get_caps(refit_device *device);
+/* `allocation` may be NULL. */
 refit_status rft_device_memory_check(refit_device *device, const void *memory, uint64_t bytes,
-                                     const void **allocation, refit_error *error);
+                                     rft_memory_range *allocation, refit_error *error);
 refit_status rft_device_reserve(refit_device *device, uint64_t bytes, void **out, uint64_t *granule,
                                 refit_error *error);
 refit_status rft_device_commit(refit_device *device, void *base, uint64_t bytes,

@@ -356,11 +356,13 @@ refit_status refit_memory_free(refit_device *device, void *memory, refit_error *
 }
 
 refit_status rft_device_memory_check(refit_device *device, const void *memory, uint64_t bytes,
-                                     const void **allocation, refit_error *error)
+                                     rft_memory_range *allocation, refit_error *error)
 {
+    rft_memory_range ignored;
     NEED(memory != NULL && bytes != 0, error, "there is no memory to look at: NULL or 0 bytes");
     NEED_SPAN(memory, bytes, error);
-    return device->ops.memory_check(device->self, memory, bytes, allocation, error);
+    return device->ops.memory_check(device->self, memory, bytes,
+                                    allocation == NULL ? &ignored : allocation, error);
 }
 
 refit_status rft_device_host_pin(refit_device *device, void *memory, uint64_t bytes,

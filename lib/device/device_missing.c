@@ -43,13 +43,13 @@ static refit_status no_decommit(void *self, void *base, uint64_t bytes, uint64_t
 /* Without a check the caller is believed. Such a device copies across any memory that lies side by
  * side. */
 static refit_status no_memory_check(void *self, const void *memory, uint64_t bytes,
-                                    const void **allocation, refit_error *error)
+                                    rft_memory_range *allocation, refit_error *error)
 {
     (void)self;
     (void)memory;
     (void)bytes;
     (void)error;
-    *allocation = NULL;
+    *allocation = (rft_memory_range){0};
     return REFIT_OK;
 }
 

@@ -685,11 +685,13 @@ static refit_status add(refit_activations *activations, refit_activation_group n
 {
     saved_group *group;
     saved_tensor tensor = {.memory = memory, .bytes = bytes};
+    rft_memory_range allocation;
     bool placed;
     bool below;
     RFT_TRY(find(activations, number, &group, error));
     RFT_TRY(check_open(group, number, error));
-    RFT_TRY(rft_device_memory_check(activations->device, memory, bytes, &tensor.allocation, error));
+    RFT_TRY(rft_device_memory_check(activations->device, memory, bytes, &allocation, error));
+    tensor.allocation = allocation.base;
     if (activations->spare_tensors == NULL) RFT_TRY(add_tensors(activations, error));
     RFT_TRY(rft_stack_take(&activations->stack, bytes, &tensor.at, &placed, &below, error));
     if (!placed) {
@@ -826,11 +828,11 @@ static refit_status take_memories(refit_activations *activations, const saved_gr
 {
     const saved_tensor *tensor = group->first;
     for (uint32_t i = 0; i < count; i++, tensor = tensor->next) {
-        const void *allocation;
+        rft_memory_range allocation;
         if (memories[i] == NULL) continue;
         RFT_TRY(rft_device_memory_check(activations->device, memories[i], tensor->bytes,
                                         &allocation, error));
-        add_pieces(activations, tensor, memories[i], allocation, pieces);
+        add_pieces(activations, tensor, memories[i], allocation.base, pieces);
         *bytes += tensor->bytes;
     }
     return REFIT_OK;

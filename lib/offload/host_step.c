@@ -344,8 +344,7 @@ static refit_status place(rft_span_tree *tree, const refit_host_step *step, uint
 {
     const refit_host_parameter *parameter = &step->parameters[at].is;
     uint64_t bytes = bytes_of(parameter->type, parameter->elements);
-    const void *allocation;
-    RFT_TRY(rft_device_memory_check(device_of(step), parameter->memory, bytes, &allocation, error));
+    RFT_TRY(rft_device_memory_check(device_of(step), parameter->memory, bytes, NULL, error));
     uint64_t begin = (uintptr_t)parameter->memory;
     uint32_t clash = rft_span_tree_find(tree, begin, bytes);
     RFT_REFUSE_IF(clash != RFT_NO_SPAN, error, REFIT_ERR_EXISTS,
@@ -1118,11 +1117,9 @@ refit_status refit_host_step_gradient(refit_host_step *step, uint32_t parameter,
                   "gradients are submitted between refit_host_step_begin and refit_host_step_run");
     RFT_TRY(find_parameter(step, parameter, error));
     step_parameter *it = &step->parameters[parameter];
-    const void *allocation;
     RFT_REFUSE_IF(number == 0, error, REFIT_ERR_INVALID,
                   "parameter %s: steps are counted from 1 on", it->is.name);
-    RFT_TRY(
-        rft_device_memory_check(device_of(step), gradient, it->gradient.bytes, &allocation, error));
+    RFT_TRY(rft_device_memory_check(device_of(step), gradient, it->gradient.bytes, NULL, error));
     /* The copy of a former one is on the same stream, so this one comes after it. */
     forget_gradient(it);
     if (!it->weights.asked) unlist(step, parameter);

@@ -354,7 +354,7 @@ static refit_status check_address(const rft_region_table *table, refit_region_id
 /* The address is free and of this device; if an arena holds it (`*arena`, entered) there is memory
  * after it. */
 static refit_status prepare_address(const rft_region_table *table, refit_region_id id, void *memory,
-                                    refit_arena **arena, const void **allocation,
+                                    refit_arena **arena, rft_memory_range *allocation,
                                     refit_error *error)
 {
     uint64_t bytes = table->items[id].bytes;
@@ -362,7 +362,7 @@ static refit_status prepare_address(const rft_region_table *table, refit_region_
     RFT_TRY(rft_arena_enter(table->device, memory, bytes, arena, error));
     if (*arena == NULL)
         return rft_device_memory_check(table->device, memory, bytes, allocation, error);
-    *allocation = *arena;
+    *allocation = (rft_memory_range){.base = *arena};
     refit_status status = rft_arena_commit(*arena, memory, bytes, error);
     if (status != REFIT_OK) rft_arena_leave(*arena, memory);
     return status;
@@ -382,7 +382,7 @@ refit_status rft_region_attach(rft_region_table *table, refit_region_id id, void
     rft_region *region = &table->items[id];
     if (region->arena != NULL && memory == region->memory) return attach_again(region, error);
     refit_arena *arena = NULL;
-    const void *allocation = NULL;
+    rft_memory_range allocation = {0};
     rft_span_tree_remove(&table->spans, id);
     refit_status status = prepare_address(table, id, memory, &arena, &allocation, error);
     if (status != REFIT_OK) {
@@ -397,7 +397,7 @@ refit_status rft_region_attach(rft_region_table *table, refit_region_id id, void
     region->memory = memory;
     region->bound = true;
     region->arena = arena;
-    region->allocation = allocation;
+    region->allocation = allocation.base;
     return REFIT_OK;
 }
 
@@ -405,7 +405,6 @@ refit_status rft_region_set_weights(rft_region_table *table, refit_region_id id,
                                     const uint16_t *weights, refit_error *error)
 {
     rft_region *region = &table->items[id];
-    const void *allocation;
     uint64_t bytes = region->bytes / 2;
     RFT_REFUSE_IF(region->bytes % 4 != 0, error, REFIT_ERR_INVALID,
                   "region %s has weights, but its %llu bytes are not fp32 masters", region->name,
@@ -415,7 +414,7 @@ refit_status rft_region_set_weights(rft_region_table *table, refit_region_id id,
                   "the weights of region %s cannot lie at %p: give the device address of %llu bf16 "
                   "numbers",
                   region->name, (const void *)weights, (unsigned long long)(bytes / 2));
-    RFT_TRY(rft_device_memory_check(table->device, weights, bytes, &allocation, error));
+    RFT_TRY(rft_device_memory_check(table->device, weights, bytes, NULL, error));
     region->weights = weights;
     return REFIT_OK;
 }

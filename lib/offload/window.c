@@ -166,7 +166,7 @@ refit_status refit_window_set_memory(refit_window *window, void *memory, uint64_
                   "copies out of the last step may use the memory: call refit_window_wait first");
     if (memory == NULL) return drop_memory(window, error);
     uint64_t bytes;
-    const void *allocation;
+    rft_memory_range allocation;
     RFT_REFUSE_IF((uintptr_t)memory % SLOT_ALIGNMENT != 0 || window_bytes == 0 ||
                       window_bytes % SLOT_ALIGNMENT != 0,
                   error, REFIT_ERR_INVALID,
@@ -180,7 +180,7 @@ refit_status refit_window_set_memory(refit_window *window, void *memory, uint64_
     RFT_TRY(rft_device_memory_check(window->offloader->device, memory, bytes, &allocation, error));
     RFT_TRY(drop_memory(window, error));
     window->memory = memory;
-    window->allocation = allocation;
+    window->allocation = allocation.base;
     window->borrowed = true;
     window->slot_bytes = window_bytes;
     window->slot_count = windows;
@@ -193,7 +193,7 @@ static refit_status take_memory(refit_window *window, uint64_t bytes, uint32_t c
 {
     refit_device *device = window->offloader->device;
     void *memory;
-    const void *allocation;
+    rft_memory_range allocation;
     RFT_TRY(refit_memory_alloc(device, bytes * count, &memory, error));
     refit_status status =
         rft_device_memory_check(device, memory, bytes * count, &allocation, error);
@@ -203,7 +203,7 @@ static refit_status take_memory(refit_window *window, uint64_t bytes, uint32_t c
         return status;
     }
     window->memory = memory;
-    window->allocation = allocation;
+    window->allocation = allocation.base;
     window->slot_bytes = bytes;
     window->slot_count = count;
     window->offloader->windows.bytes = bytes * count;
@@ -1005,8 +1005,10 @@ refit_status refit_window_place(refit_window *window, uint32_t part, void *memor
                   "part %" PRIu32 " is of fp32 masters of region %s, which do not lie at %p: give "
                   "an address that is a multiple of 4",
                   part, region->name, memory);
+    rft_memory_range allocation;
     RFT_TRY(rft_device_memory_check(window->offloader->device, memory, window->parts[part].bytes,
-                                    &window->parts[part].allocation, error));
+                                    &allocation, error));
+    window->parts[part].allocation = allocation.base;
     window->addresses[part] = memory;
     return REFIT_OK;
 }

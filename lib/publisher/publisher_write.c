@@ -244,9 +244,8 @@ static refit_status bring(refit_publisher *publisher, const write_job *job, uint
 static refit_status check_source(const refit_publisher *publisher, const write_job *job,
                                  refit_error *error)
 {
-    const void *allocation;
     char theirs[RFT_UUID_TEXT_BYTES], ours[RFT_UUID_TEXT_BYTES];
-    RFT_TRY(rft_device_memory_check(job->device, job->memory, job->bytes, &allocation, error));
+    RFT_TRY(rft_device_memory_check(job->device, job->memory, job->bytes, NULL, error));
     if (publisher->store->hosted || is_gpu(publisher, job->device)) return REFIT_OK;
     rft_uuid_print(rft_device_get_caps(job->device).uuid, theirs);
     rft_uuid_print(publisher->gpu->uuid, ours);

@@ -46,8 +46,7 @@ static refit_status check_one(const refit_destination *one, refit_error *error)
                   "that there are: its size is wrong",
                   one->name, (unsigned long long)one->bytes);
     if (one->device == NULL || one->bytes == 0) return REFIT_OK;
-    const void *allocation;
-    return rft_device_memory_check(one->device, one->memory, one->bytes, &allocation, error);
+    return rft_device_memory_check(one->device, one->memory, one->bytes, NULL, error);
 }
 
 static int by_name(const void *a, const void *b)

@@ -90,10 +90,8 @@ static void assert_every_call_refuses(refit_status status, const char *words)
     void *memory;
     refit_stream_ref stream;
     rft_event *event;
-    const void *allocation;
     assert_refused(refit_memory_alloc(device, 1, &memory, error), status, words);
-    assert_refused(rft_device_memory_check(device, on.memory, 1, &allocation, error), status,
-                   words);
+    assert_refused(rft_device_memory_check(device, on.memory, 1, NULL, error), status, words);
     assert_refused(rft_device_host_pin(device, &event, 1, error), status, words);
     assert_refused(refit_stream_open(device, &stream, error), status, words);
     assert_refused(refit_stream_copy(device, on.stream, on.memory, on.host, PAGE, error), status,
@@ -252,11 +250,10 @@ static refit_status do_all(refit_error *error)
     void *memory = NULL;
     refit_stream_ref stream;
     rft_event *event = NULL;
-    const void *allocation;
     RFT_TRY(refit_memory_alloc(device, PAGE, &memory, error));
     RFT_TRY_GOTO(refit_stream_open(device, &stream, error), free_memory);
     RFT_TRY_GOTO(rft_device_event_open(device, &event, error), close_stream);
-    RFT_TRY_GOTO(rft_device_memory_check(device, memory, PAGE, &allocation, error), close_event);
+    RFT_TRY_GOTO(rft_device_memory_check(device, memory, PAGE, NULL, error), close_event);
     RFT_TRY_GOTO(rft_device_zero(device, stream, memory, PAGE, error), close_event);
     RFT_TRY_GOTO(refit_stream_copy(device, stream, on.host, memory, PAGE, error), close_event);
     RFT_TRY_GOTO(rft_device_event_record(device, event, stream, error), close_event);

@@ -29,12 +29,14 @@ static void unpin(void *memory, uint64_t bytes)
 
 static refit_status check(const void *memory, uint64_t bytes, refit_error *error)
 {
-    const void *untouched = &untouched, *allocation = untouched;
+    const void *untouched = &untouched;
+    rft_memory_range allocation = {.base = untouched};
     refit_status status = rft_device_memory_check(gpu, memory, bytes, &allocation, error);
     if (status == REFIT_OK) {
-        assert_true((uintptr_t)allocation != 0 && (uintptr_t)allocation <= (uintptr_t)memory);
+        assert_true((uintptr_t)allocation.base != 0 &&
+                    (uintptr_t)allocation.base <= (uintptr_t)memory);
     } else {
-        assert_ptr_equal(allocation, untouched);
+        assert_ptr_equal(allocation.base, untouched);
     }
     return status;
 }
@@ -337,6 +339,26 @@ GPU_TEST(a_copy_to_memory_that_is_gone_is_refused_and_costs_nothing)
     assert_ok(refit_stream_close(gpu, stream, NULL));
     unpin(bytes, 4096);
     do_all();
+}
+
+/* PyTorch frees a segment and gets another one where it lay: who kept the first must notice. */
+GPU_TEST(memory_that_is_freed_and_taken_again_is_another_allocation)
+{
+    rft_memory_range first, part, second;
+    rft_cu_ptr memory = fake_cuda_memory(0, MIB), again;
+    const char *at = (const char *)(uintptr_t)memory;
+    assert_ok(rft_device_memory_check(gpu, at, MIB, &first, NULL));
+    assert_ok(rft_device_memory_check(gpu, at + 512, 8, &part, NULL));
+    assert_ptr_equal(first.base, at);
+    assert_int_equal(first.bytes, MIB);
+    assert_true(first.id != 0 && part.id == first.id && part.base == first.base);
+    do { /* the driver gives an address back late */
+        fake_cuda_memory_free(memory);
+        memory = again = fake_cuda_memory(0, MIB);
+    } while (again != (rft_cu_ptr)(uintptr_t)at);
+    assert_ok(rft_device_memory_check(gpu, at, MIB, &second, NULL));
+    assert_true(second.base == first.base && second.id != first.id);
+    fake_cuda_memory_free(again);
 }
 
 int main(void)

@@ -50,18 +50,20 @@ TEST(what_may_be_copied_as_one_can_be_told)
 {
     enum { COUNT = 6 };
     void *memory[COUNT];
-    const void *allocation[COUNT];
+    rft_memory_range allocation[COUNT];
     for (unsigned i = 0; i < COUNT; i++) {
         memory[i] = device_alloc(MIB);
         assert_ok(rft_device_memory_check(on.device, memory[i], MIB, &allocation[i], &on.error));
     }
     for (unsigned i = 0; i < COUNT; i++) {
-        const void *inside;
+        rft_memory_range inside;
         char *last = (char *)memory[i] + MIB - 1;
         assert_ok(rft_device_memory_check(on.device, last, 1, &inside, &on.error));
-        assert_ptr_equal(inside, allocation[i]);
-        bool joined =
-            i > 0 && (char *)memory[i - 1] + MIB == memory[i] && allocation[i - 1] == allocation[i];
+        assert_ptr_equal(inside.base, allocation[i].base);
+        assert_int_equal(inside.bytes, allocation[i].bytes);
+        assert_int_equal(inside.id, allocation[i].id);
+        bool joined = i > 0 && (char *)memory[i - 1] + MIB == memory[i] &&
+                      allocation[i - 1].base == allocation[i].base;
         if (!joined) continue;
         device_fill(memory[i - 1], 2 * MIB, i);
         assert_int_equal(device_right(memory[i - 1], 2 * MIB, i), 2 * MIB);

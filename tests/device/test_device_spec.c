@@ -94,7 +94,7 @@ TEST(optional_operations_that_are_missing_say_so)
     refit_device *device;
     refit_device_info info = {.size = sizeof info};
     refit_stream_ref stream = {.native = &info};
-    const void *allocation = &info;
+    rft_memory_range allocation = {.base = &info};
     rft_share share = {.bytes = 1};
     void *memory;
     uint64_t granule, sum;
@@ -106,7 +106,7 @@ TEST(optional_operations_that_are_missing_say_so)
     assert_string_equal(info.kind, "bare");
     assert_int_equal(rft_device_get_caps(device).batch_most, 0);
     assert_ok(rft_device_memory_check(device, &byte, 1, &allocation, NULL));
-    assert_null(allocation);
+    assert_null(allocation.base);
     assert_int_equal(rft_device_reserve(device, 1, &memory, &granule, NULL), REFIT_ERR_UNSUPPORTED);
     assert_int_equal(rft_device_commit(device, &byte, 1, NULL), REFIT_ERR_UNSUPPORTED);
     assert_int_equal(rft_device_decommit(device, &byte, 1, NULL, NULL), REFIT_ERR_UNSUPPORTED);

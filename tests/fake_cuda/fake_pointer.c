@@ -18,6 +18,7 @@ typedef struct fake_facts {
     rft_cu_ptr start; /* of mapped memory: of its reservation */
     size_t size;
     uint64_t handles;
+    uint64_t buffer;
 } fake_facts;
 
 static bool is_host(const fake_span *span)
@@ -39,6 +40,7 @@ static fake_facts facts_of(const fake_call *call, uint64_t at)
         facts.managed = span->kind == FAKE_MANAGED;
         facts.ipc = span->kind == FAKE_MEMORY;
         facts.mapped = true;
+        facts.buffer = span->serial;
         facts.handles = span->kind == FAKE_MAPPING ? RFT_CU_SHARE_POSIX_FD : RFT_CU_SHARE_NONE;
         home = home != NULL ? home : &span->node;
     }
@@ -60,6 +62,7 @@ static rft_cu_result answer(int attribute, void *value, const fake_facts *facts)
     case RFT_CU_PTR_CONTEXT: memcpy(value, &facts->context, sizeof facts->context); break;
     case RFT_CU_PTR_MEMORY_TYPE: memcpy(value, &facts->type, sizeof facts->type); break;
     case RFT_CU_PTR_SYNC_MEMOPS: set_bool(value, false); break;
+    case RFT_CU_PTR_BUFFER_ID: memcpy(value, &facts->buffer, sizeof facts->buffer); break;
     case RFT_CU_PTR_IS_MANAGED: set_bool(value, facts->managed); break;
     case RFT_CU_PTR_ORDINAL: memcpy(value, &facts->ordinal, sizeof facts->ordinal); break;
     case RFT_CU_PTR_IPC_CAPABLE: set_bool(value, facts->ipc); break;

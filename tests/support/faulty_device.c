@@ -228,7 +228,7 @@ static refit_status faulty_decommit(void *self, void *base, uint64_t bytes, uint
 }
 
 static refit_status faulty_memory_check(void *self, const void *memory, uint64_t bytes,
-                                        const void **allocation, refit_error *error)
+                                        rft_memory_range *allocation, refit_error *error)
 {
     faulty_device *faulty = self;
     return rft_device_memory_check(faulty->inner, memory, bytes, allocation, error);

@@ -106,6 +106,7 @@ typedef struct rft_cu_kernel_s *rft_cu_kernel;
 #define RFT_CU_PTR_CONTEXT      1  /* rft_cu_context */
 #define RFT_CU_PTR_MEMORY_TYPE  2  /* unsigned: RFT_CU_MEMORY_*; 0: the driver does not know it */
 #define RFT_CU_PTR_SYNC_MEMOPS  6  /* bool (one byte of an int) */
+#define RFT_CU_PTR_BUFFER_ID    7  /* 64 bits */
 #define RFT_CU_PTR_IS_MANAGED   8  /* bool */
 #define RFT_CU_PTR_ORDINAL      9  /* int; -2 for none */
 #define RFT_CU_PTR_IPC_CAPABLE  10 /* bool: cuIpcGetMemHandle takes it */

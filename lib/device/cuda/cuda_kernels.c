@@ -490,8 +490,8 @@ static refit_status check_reach(rft_cuda_device *cuda, const void *memory, uint6
                                 refit_error *error)
 {
     RFT_TRY(check_kernels(cuda, error));
-    const void *allocation;
-    return rft_cuda_pointer_check(cuda, memory, bytes, &allocation, error);
+    rft_memory_range ignored;
+    return rft_cuda_pointer_check(cuda, memory, bytes, &ignored, error);
 }
 
 /* Inside a context guard. REFIT_ERR_UNSUPPORTED without kernels; REFIT_ERR_LIMIT: very many digests

@@ -209,15 +209,18 @@ typedef struct pointer_facts {
     int ordinal;
     rft_cu_ptr range_start;
     size_t range_bytes;
+    unsigned long long
+        buffer; /* the driver's number of the allocation, which it never gives again */
 } pointer_facts;
 
 static refit_status ask_pointer(rft_cuda_device *cuda, uint64_t at, pointer_facts *facts,
                                 refit_error *error)
 {
     int asked[] = {RFT_CU_PTR_MEMORY_TYPE, RFT_CU_PTR_IS_MANAGED,  RFT_CU_PTR_MAPPED,
-                   RFT_CU_PTR_ORDINAL,     RFT_CU_PTR_RANGE_START, RFT_CU_PTR_RANGE_SIZE};
-    void *values[] = {&facts->type,    &facts->managed,     &facts->mapped,
-                      &facts->ordinal, &facts->range_start, &facts->range_bytes};
+                   RFT_CU_PTR_ORDINAL,     RFT_CU_PTR_RANGE_START, RFT_CU_PTR_RANGE_SIZE,
+                   RFT_CU_PTR_BUFFER_ID};
+    void *values[] = {&facts->type,        &facts->managed,     &facts->mapped, &facts->ordinal,
+                      &facts->range_start, &facts->range_bytes, &facts->buffer};
     *facts = (pointer_facts){.ordinal = -2};
     rft_cu_result result = cuda->driver.pointer_attributes(
         (unsigned)(sizeof asked / sizeof asked[0]), asked, values, at);
@@ -271,18 +274,24 @@ static refit_status check_piece(rft_cuda_device *cuda, uint64_t at, const pointe
     return REFIT_OK;
 }
 
+static rft_memory_range allocation_of(const pointer_facts *facts)
+{
+    return (rft_memory_range){(const void *)(uintptr_t)facts->range_start, facts->range_bytes,
+                              facts->buffer};
+}
+
 refit_status rft_cuda_pointer_check(rft_cuda_device *cuda, const void *memory, uint64_t bytes,
-                                    const void **allocation, refit_error *error)
+                                    rft_memory_range *allocation, refit_error *error)
 {
     uint64_t at = (uintptr_t)memory;
     const uint64_t end = at + bytes; /* device_calls.c refuses an end beyond the last address */
-    const void *first = NULL;
+    rft_memory_range first = {0};
     while (at < end) {
         pointer_facts facts;
         uint64_t next = end;
         RFT_TRY(ask_pointer(cuda, at, &facts, error));
         RFT_TRY(check_piece(cuda, at, &facts, &next, error));
-        if (at == (uintptr_t)memory) first = (const void *)(uintptr_t)facts.range_start;
+        if (at == (uintptr_t)memory) first = allocation_of(&facts);
         at = next;
     }
     *allocation = first;
@@ -460,7 +469,7 @@ static refit_status cuda_memory_free(void *self, void *memory, refit_error *erro
 }
 
 static refit_status cuda_memory_check(void *self, const void *memory, uint64_t bytes,
-                                      const void **allocation, refit_error *error)
+                                      rft_memory_range *allocation, refit_error *error)
 {
     rft_cuda_device *cuda = self;
     RFT_CUDA_GUARDED(cuda, error, rft_cuda_pointer_check(cuda, memory, bytes, allocation, error));

@@ -36,7 +36,7 @@ refit_status rft_cuda_memory_free(rft_cuda_device *cuda, void *block, refit_erro
 
 /* The slot memory_check of device.h, inside a context guard. */
 refit_status rft_cuda_pointer_check(rft_cuda_device *cuda, const void *memory, uint64_t bytes,
-                                    const void **allocation, refit_error *error);
+                                    rft_memory_range *allocation, refit_error *error);
 
 /* ---- Registered host memory ------------------------------------------------------------------
  * Host memory registered with the driver, so that copies run at full speed. */
