@@ -2,8 +2,9 @@
  * bench handover: a model's weights to a worker process on the same GPU, by its memory, beside one
  * copy of as many bytes on the device (which is the least that such a hand-over does).
  *
- * `seconds` runs from begin until the worker has staged the version: verified, ready to switch. All
- * tensors are written in one call; `singly_seconds` is with a call for each.
+ * `seconds` runs from begin until the worker has copied the version to memory of its own, verified
+ * it and switched to it, with tensors that are lent. `copied_seconds` is with tensors that the
+ * publisher copies first. The first version, for which memory is taken and mapped, is apart.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,10 +26,12 @@ typedef struct handover {
     char *weights;       /* all tensors, one after the other, on the device */
     char *copied;        /* what the copy is made to, on the device */
     refit_weight *calls; /* what is written of each tensor */
-    bench_series staged;
-    bench_series singly;
-    bench_series whole; /* from begin to the end of the commit */
+    bench_series lent;   /* from begin to the end of the commit */
+    bench_series copied_ways;
     bench_series copies;
+    double first;
+    double gpu_bytes; /* that the publisher has taken, while versions are lent */
+    double pinned_bytes;
 } handover;
 
 static refit_status refused(const handover *it, refit_error *error)
@@ -107,28 +110,17 @@ static refit_status close_all(handover *it, refit_error *error)
     return refit_device_close(it->device, error);
 }
 
-static refit_status write_singly(handover *it, refit_error *error)
+/* A version; `seconds` gets the time until the worker runs on it. */
+static refit_status publish(handover *it, bool lends, double *seconds, refit_error *error)
 {
-    for (uint32_t i = 0; i < it->list.count; i++) {
-        const refit_weight *weight = &it->calls[i];
-        BENCH_TRY(refit_publisher_write(it->publisher, weight->tensor, weight->memory,
-                                        weight->bytes, it->device, REFIT_STREAM_NONE, error));
-    }
-    return REFIT_OK;
-}
-
-/* A version; `staged` gets the seconds until the worker has staged it. */
-static refit_status publish(handover *it, bool singly, double *staged, refit_error *error)
-{
-    refit_stats stats;
+    double start = bench_now();
     BENCH_TRY(refit_publisher_begin(it->publisher, 0, error));
-    BENCH_TRY(singly ? write_singly(it, error)
-                     : refit_publisher_write_all(it->publisher, it->calls, it->list.count,
-                                                 it->device, REFIT_STREAM_NONE, error));
+    BENCH_TRY(lends ? refit_publisher_lend(it->publisher, it->calls, it->list.count, it->device,
+                                           REFIT_STREAM_NONE, error)
+                    : refit_publisher_write_all(it->publisher, it->calls, it->list.count,
+                                                it->device, REFIT_STREAM_NONE, error));
     BENCH_TRY(refit_publisher_commit(it->publisher, error));
-    refit_stats_init(&stats, sizeof stats);
-    BENCH_TRY(refit_publisher_stats(it->publisher, &stats, error));
-    *staged = stats.publish_stage_seconds_last;
+    *seconds = bench_now() - start;
     return REFIT_OK;
 }
 
@@ -149,43 +141,50 @@ static double copy_once(const handover *it)
     return done ? bench_now() - start : -1.0;
 }
 
-/* One way after the other. */
-static refit_status run_round(handover *it, uint32_t round, refit_error *error)
+static refit_status note_memory(handover *it, refit_error *error)
 {
-    double singly, staged;
-    BENCH_TRY(change(it, 2 * (int)round + 1, error));
-    BENCH_TRY(publish(it, true, &singly, error));
-    BENCH_TRY(change(it, 2 * (int)round + 2, error));
-    double start = bench_now();
-    BENCH_TRY(publish(it, false, &staged, error));
-    double end = bench_now();
-    double copied = copy_once(it);
-    if (copied < 0.0) return refused(it, error);
-    bench_add(&it->whole, round, end - start);
-    bench_add(&it->staged, round, staged);
-    bench_add(&it->singly, round, singly);
-    bench_add(&it->copies, round, copied);
+    refit_stats stats;
+    refit_stats_init(&stats, sizeof stats);
+    BENCH_TRY(refit_publisher_stats(it->publisher, &stats, error));
+    it->gpu_bytes = (double)stats.publish_gpu_bytes;
+    it->pinned_bytes = (double)stats.publish_pinned_bytes;
+    return REFIT_OK;
+}
+
+/* All rounds of one way, then of the other: a block of the publisher's own is taken for that. */
+static refit_status run_way(handover *it, bool lends, bench_series *series, refit_error *error)
+{
+    uint32_t rounds = it->options->rounds > 0 ? it->options->rounds : ROUNDS;
+    for (uint32_t i = 0; i <= rounds; i++) {
+        double seconds;
+        BENCH_TRY(change(it, (int)(2 * i) + lends, error));
+        BENCH_TRY(publish(it, lends, &seconds, error));
+        double copied = copy_once(it);
+        if (copied < 0.0) return refused(it, error);
+        if (i == 0 && lends) it->first = seconds;
+        bench_add(series, i, seconds);
+        if (lends) bench_add(&it->copies, i, copied);
+    }
     return REFIT_OK;
 }
 
 static refit_status run_rounds(handover *it, refit_error *error)
 {
-    uint32_t rounds = it->options->rounds > 0 ? it->options->rounds : ROUNDS;
-    for (uint32_t i = 0; i <= rounds; i++)
-        BENCH_TRY(run_round(it, i, error));
-    return REFIT_OK;
+    BENCH_TRY(run_way(it, true, &it->lent, error));
+    BENCH_TRY(note_memory(it, error));
+    return run_way(it, false, &it->copied_ways, error);
 }
 
 static void report(const handover *it)
 {
     json_t *object = json_pack(
-        "{s:s, s:s, s:i, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "bench", "handover", "list",
-        it->list.name, "tensors", (int)it->list.count, "bytes", (json_int_t)it->list.bytes,
-        "seconds_median", bench_median(&it->staged), "seconds_p95", bench_p95(&it->staged),
-        "committed_seconds_median", bench_median(&it->whole), "device_copy_seconds_median",
-        bench_median(&it->copies), "ratio_to_device_copy", bench_ratio(&it->copies, &it->staged),
-        "gbps", bench_gbps(it->list.bytes, &it->staged), "singly_seconds_median",
-        bench_median(&it->singly));
+        "{s:s, s:s, s:i, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "bench", "handover",
+        "list", it->list.name, "tensors", (int)it->list.count, "bytes", (json_int_t)it->list.bytes,
+        "seconds_median", bench_median(&it->lent), "seconds_p95", bench_p95(&it->lent),
+        "first_seconds", it->first, "copied_seconds_median", bench_median(&it->copied_ways),
+        "device_copy_seconds_median", bench_median(&it->copies), "ratio_to_device_copy",
+        bench_ratio(&it->copies, &it->lent), "gbps", bench_gbps(it->list.bytes, &it->lent),
+        "gpu_bytes", it->gpu_bytes, "pinned_bytes", it->pinned_bytes);
     bench_device(object, it->options, it->device);
     bench_machine(object);
     bench_print(it->options, object);

@@ -106,7 +106,54 @@ void bench_workers_stop(bench_workers *workers)
 
 /* ---- The worker's side: refit bench worker ---- */
 
-static refit_status take_versions(refit_subscriber *subscriber, refit_error *error)
+/* The weights of an engine on a GPU, one tensor after the other. {0}: none yet. */
+typedef struct gpu_engine {
+    refit_device *device;
+    void *memory;
+    refit_target *targets;
+    uint32_t count;
+} gpu_engine;
+
+/* Room for the tensors of the update. */
+static refit_status engine_open(gpu_engine *engine, const refit_update *update, refit_error *error)
+{
+    uint64_t bytes = 0;
+    uint32_t count = refit_update_count(update);
+    refit_tensor tensor = {.size = sizeof tensor};
+    engine->device = refit_update_device(update);
+    engine->targets = calloc(count, sizeof *engine->targets);
+    if (engine->targets == NULL) return cli_refuse(error, REFIT_ERR_HOST_MEMORY, 0, "no memory");
+    for (uint32_t i = 0; i < count; i++) {
+        BENCH_TRY(refit_update_tensor(update, i, &tensor, NULL, error));
+        engine->targets[i] = (refit_target){i, NULL, tensor.bytes};
+        bytes += (tensor.bytes + 511) / 512 * 512;
+    }
+    BENCH_TRY(refit_memory_alloc(engine->device, bytes, &engine->memory, error));
+    char *at = engine->memory;
+    for (uint32_t i = 0; i < count; i++) {
+        engine->targets[i].memory = at;
+        at += (engine->targets[i].bytes + 511) / 512 * 512;
+    }
+    engine->count = count;
+    return REFIT_OK;
+}
+
+static void engine_close(gpu_engine *engine)
+{
+    if (engine->memory != NULL) (void)!refit_memory_free(engine->device, engine->memory, NULL);
+    free(engine->targets);
+}
+
+/* A version in a GPU's memory is copied to the engine's; any other is read where it is. */
+static refit_status load(gpu_engine *engine, refit_update *update, refit_error *error)
+{
+    if (refit_update_device(update) == NULL) return REFIT_OK;
+    if (engine->count == 0) BENCH_TRY(engine_open(engine, update, error));
+    return refit_update_copy(update, engine->targets, engine->count, REFIT_STREAM_NONE, error);
+}
+
+static refit_status take_versions(refit_subscriber *subscriber, gpu_engine *engine,
+                                  refit_error *error)
 {
     refit_update *update;
     for (;;) {
@@ -114,6 +161,7 @@ static refit_status take_versions(refit_subscriber *subscriber, refit_error *err
         if (status == REFIT_ERR_TIMEOUT && bench_input_ended()) return REFIT_OK;
         if (status == REFIT_ERR_TIMEOUT) continue;
         if (status != REFIT_OK) return status;
+        BENCH_TRY(load(engine, update, error));
         BENCH_TRY(refit_update_accept(update, error));
         refit_update_close(update);
     }
@@ -124,14 +172,16 @@ static int work(const char *endpoint, const bench_options *options)
     refit_error error;
     refit_subscriber *subscriber = NULL;
     refit_device *device = NULL;
+    gpu_engine engine = {0};
     refit_status status = refit_subscriber_open(endpoint, &options->config, &subscriber, &error);
     if (status == REFIT_OK && options->device != NULL)
         status = refit_device_open(options->device, &options->config, &device, &error);
     if (status == REFIT_OK && device != NULL)
         status = refit_subscriber_use_device(subscriber, device, &error);
-    if (status == REFIT_OK) status = take_versions(subscriber, &error);
+    if (status == REFIT_OK) status = take_versions(subscriber, &engine, &error);
     if (status != REFIT_OK) cli_complain_error(&error);
     refit_subscriber_close(subscriber);
+    engine_close(&engine);
     if (refit_device_close(device, &error) != REFIT_OK) return cli_complain_error(&error);
     return status == REFIT_OK ? 0 : 1;
 }

@@ -160,10 +160,17 @@ const rft_option rft_options[] = {
      "other process can change it. A worker needs the publisher's user, /proc and PID namespace, "
      "and Linux 5.1. require fails where it is not to be had; off sends everything through "
      "sockets."},
-    {"broadcast.gpu", IN(broadcast_gpu), RFT_CHOICE, "auto", 0, REFIT_GPU_OFF, "auto|require|off",
-     "Workers on the trainer's own GPU read the weights in its memory, where the trainer keeps "
-     "broadcast.slots copies for them. require takes no other workers and keeps no copy on the "
-     "host; off saves the GPU's memory."},
+    {"broadcast.gpu", IN(broadcast_gpu), RFT_CHOICE, "auto", 0, REFIT_GPU_STORE,
+     "auto|require|off|store",
+     "Workers on the trainer's own GPU read the weights in its memory: in the tensors themselves "
+     "where those stay until the version is over, else in a copy. No copy is kept on the host "
+     "while all workers are there. require takes no other workers. store keeps copies of all "
+     "tensors on the GPU, for workers that come between two versions."},
+    {"broadcast.gpu_bucket_bytes", IN(broadcast_gpu_bucket_bytes), RFT_SIZE, "256MiB", 0, TIB,
+     "bytes",
+     "The most memory of the GPU for copies in one slot with gpu: auto. A version with more "
+     "tensors "
+     "that must be copied goes over the host."},
     {"broadcast.slots", IN(broadcast_slots), RFT_COUNT, "2", 1, 2, "copies",
      "Copies of the weights that the publisher keeps. With 2, workers use one version in place "
      "while the next is written; 1 halves the memory and waits for them to let go."},

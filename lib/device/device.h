@@ -79,6 +79,8 @@ typedef struct rft_share {
     uint64_t bytes;
     uint64_t address; /* a hint by which the process that exported it knows its own allocation;
                          in another process it leads nowhere */
+    uint64_t id; /* of the allocation, as in rft_memory_range; another one may get the same handle
+                    once it is freed. 0: not known */
 } rft_share;
 
 /* What contains memory: one allocation, or a reservation of addresses. No copy lies across two. */
@@ -89,7 +91,7 @@ typedef struct rft_memory_range {
                     device does not say */
 } rft_memory_range;
 
-#define RFT_DEVICE_OPS_VERSION 5
+#define RFT_DEVICE_OPS_VERSION 6
 
 /* `self` is the device's own state. Every slot is thread-safe. */
 typedef struct rft_device_ops {
@@ -122,8 +124,10 @@ typedef struct rft_device_ops {
                              refit_error *error);
     void (*unreserve)(void *self, void *base, uint64_t bytes);
 
-    /* Page-locks host memory so that the device copies from and to it at full speed. */
-    refit_status (*host_pin)(void *self, void *memory, uint64_t bytes, refit_error *error);
+    /* Page-locks host memory so that the device copies from and to it at full speed; `read_only`:
+     * only from it, as the process may not write there. */
+    refit_status (*host_pin)(void *self, void *memory, uint64_t bytes, bool read_only,
+                             refit_error *error);
     void (*host_unpin)(void *self, void *memory, uint64_t bytes);
 
     refit_status (*stream_open)(void *self, refit_stream_ref *out, refit_error *error);
@@ -257,7 +261,7 @@ refit_status rft_device_reserve_add_stream(refit_device *device, void *base,
                                            refit_stream_ref stream, refit_error *error);
 refit_status rft_device_reserve_remove_stream(refit_device *device, void *base,
                                               refit_stream_ref stream, refit_error *error);
-refit_status rft_device_host_pin(refit_device *device, void *memory, uint64_t bytes,
+refit_status rft_device_host_pin(refit_device *device, void *memory, uint64_t bytes, bool read_only,
                                  refit_error *error);
 void rft_device_host_unpin(refit_device *device, void *memory, uint64_t bytes);
 refit_status rft_device_copy_batch(refit_device *device, refit_stream_ref stream,

@@ -365,12 +365,12 @@ refit_status rft_device_memory_check(refit_device *device, const void *memory, u
                                     allocation == NULL ? &ignored : allocation, error);
 }
 
-refit_status rft_device_host_pin(refit_device *device, void *memory, uint64_t bytes,
+refit_status rft_device_host_pin(refit_device *device, void *memory, uint64_t bytes, bool read_only,
                                  refit_error *error)
 {
     NEED(memory != NULL && bytes != 0, error, "there is no memory to page-lock: NULL or 0 bytes");
     NEED_SPAN(memory, bytes, error);
-    return device->ops.host_pin(device->self, memory, bytes, error);
+    return device->ops.host_pin(device->self, memory, bytes, read_only, error);
 }
 
 void rft_device_host_unpin(refit_device *device, void *memory, uint64_t bytes)

@@ -129,11 +129,13 @@ static void no_range(void *self, void *base, uint64_t bytes)
     (void)bytes;
 }
 
-static refit_status no_host_pin(void *self, void *memory, uint64_t bytes, refit_error *error)
+static refit_status no_host_pin(void *self, void *memory, uint64_t bytes, bool read_only,
+                                refit_error *error)
 {
     (void)self;
     (void)memory;
     (void)bytes;
+    (void)read_only;
     return refuse(error, "page-locked host memory");
 }
 

@@ -238,7 +238,7 @@ static refit_status pin_next(rft_slab_pins *pins, refit_error *error)
     refit_error why = {0};
     const rft_slab *slab = &pins->slabs[pins->pinned];
     char *memory = pins->base + slab->offset;
-    refit_status status = rft_device_host_pin(pins->device, memory, slab->bytes, &why);
+    refit_status status = rft_device_host_pin(pins->device, memory, slab->bytes, false, &why);
     if (status == REFIT_OK) {
         pins->pinned++;
         return REFIT_OK;

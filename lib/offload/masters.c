@@ -112,8 +112,8 @@ static refit_status take_whole(refit_offloader *offloader, rft_region *region, u
         "again, or set offload.masters to whole from the start",
         bytes, region->name, room == REFIT_OK ? "" : ", as ", room == REFIT_OK ? "" : why.text);
     unit->whole = (char *)unit->block + (page - (uintptr_t)unit->block % page) % page;
-    unit->pinned = wants_pin(offloader) &&
-                   rft_device_host_pin(offloader->device, unit->whole, bytes, &why) == REFIT_OK;
+    unit->pinned = wants_pin(offloader) && rft_device_host_pin(offloader->device, unit->whole,
+                                                               bytes, false, &why) == REFIT_OK;
     if (!unit->pinned && wants_pin(offloader)) {
         rft_log(REFIT_LOG_WARNING, "masters of region %s that travel whole stay pageable: %s",
                 region->name, why.text);

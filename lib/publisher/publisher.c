@@ -253,7 +253,8 @@ refit_status refit_publisher_use_device(refit_publisher *publisher, refit_device
         return REFIT_OK;
     }
     refit_status status = check_shares(publisher, device, &why);
-    if (status == REFIT_OK) return use(publisher, device, error);
+    if (status == REFIT_OK) status = use(publisher, device, &why);
+    if (status == REFIT_OK) return REFIT_OK;
     RFT_REFUSE_IF(is_required(publisher), error, status, "broadcast.gpu is require, but %s",
                   why.text);
     rft_log(REFIT_LOG_INFO, "no version is shown in a GPU's memory: %s", why.text);
@@ -283,22 +284,53 @@ static void recall(refit_publisher *publisher)
     rft_wake_fd_set(publisher->wake);
 }
 
-/* Memory that is only still mapped may come free in a moment. */
-static refit_status gpu_slot_clear(refit_publisher *publisher, uint32_t slot, refit_error *error)
+uint64_t rft_publisher_block_room(const refit_publisher *publisher)
 {
+    uint64_t most = publisher->config.broadcast_gpu_bucket_bytes;
+    uint64_t taken = rft_gpu_store_block_bytes(publisher->gpu);
+    if (publisher->config.broadcast_gpu != REFIT_GPU_AUTO) return UINT64_MAX;
+    return taken < most ? most - taken : 0;
+}
+
+/* Memory that is only still mapped may come free in a moment. */
+static refit_status gpu_grow(refit_publisher *publisher, uint64_t bytes, refit_error *error)
+{
+    uint64_t room = rft_publisher_block_room(publisher);
+    RFT_REFUSE_IF(bytes > room, error, REFIT_ERR_DEVICE_MEMORY,
+                  "tensors that cannot be lent need %" PRIu64 " bytes more on the GPU, and "
+                  "broadcast.gpu_bucket_bytes leaves %" PRIu64,
+                  bytes, room);
     rft_gpu_store *gpu = publisher->gpu;
-    uint64_t bytes = publisher->store->manifest->store_bytes;
     rft_looks looks = rft_looks_until(rft_deadline(publisher->config.broadcast_linger_ms));
-    refit_status status = rft_gpu_store_clear(gpu, slot, bytes, error);
-    if (gpu->retired != NULL) recall(publisher);
+    refit_status status = rft_gpu_store_grow(gpu, bytes, error);
     uint64_t taken = rft_gpu_store_bytes(gpu);
     while (status == REFIT_ERR_DEVICE_MEMORY && gpu->retired != NULL && rft_poll_again(&looks)) {
         (void)rft_gpu_store_sweep(gpu);
         if (rft_gpu_store_bytes(gpu) == taken) continue;
-        status = rft_gpu_store_clear(gpu, slot, bytes, error);
+        status = rft_gpu_store_grow(gpu, bytes, error);
         taken = rft_gpu_store_bytes(gpu);
     }
     return status;
+}
+
+static refit_status gpu_slot_clear(refit_publisher *publisher, uint32_t slot, refit_error *error)
+{
+    refit_status status = rft_gpu_store_clear(publisher->gpu, slot, error);
+    if (publisher->gpu->retired != NULL) recall(publisher);
+    return status;
+}
+
+/* An obstacle on the GPU: with broadcast.gpu: require it is an error. */
+static refit_status go_another_way(const refit_publisher *publisher, refit_status status,
+                                   const refit_error *why, refit_error *error)
+{
+    RFT_REFUSE_IF(is_required(publisher), error, status,
+                  "broadcast.gpu is require, but there is no room for a version on the GPU: %s",
+                  why->text);
+    rft_log(REFIT_LOG_WARNING,
+            "this version is not shown in the GPU's memory, its workers take it another way: %s",
+            why->text);
+    return REFIT_OK;
 }
 
 static void count_bytes(refit_publisher *publisher)
@@ -313,29 +345,26 @@ static void count_bytes(refit_publisher *publisher)
 static void gpu_empty(refit_publisher *publisher)
 {
     if (publisher->gpu == NULL) return;
+    rft_lock(&publisher->lock);
     rft_gpu_store_empty(publisher->gpu);
+    rft_unlock(&publisher->lock);
     count_bytes(publisher);
 }
 
 /* The GPU's part of begin: its slot for the version is cleared, if a worker takes it there. With
- * broadcast.gpu: require, REFIT_ERR_DEVICE_MEMORY and every other obstacle are errors; with auto
- * that version lies in host memory only. */
-static refit_status gpu_clear(refit_publisher *publisher, uint32_t slot, refit_error *error)
+ * broadcast.gpu: require every obstacle is an error; with auto the version goes another way. */
+static refit_status gpu_clear(refit_publisher *publisher, uint32_t slot, bool *there,
+                              refit_error *error)
 {
     refit_error why;
+    *there = false;
     if (publisher->gpu == NULL) return REFIT_OK;
     bool wanted = is_wanted(publisher);
     refit_status status = wanted ? gpu_slot_clear(publisher, slot, &why) : REFIT_OK;
-    if (!wanted) rft_gpu_store_empty(publisher->gpu);
+    *there = wanted && status == REFIT_OK;
+    if (!wanted) gpu_empty(publisher);
     count_bytes(publisher);
-    if (status == REFIT_OK) return REFIT_OK;
-    RFT_REFUSE_IF(is_required(publisher), error, status,
-                  "broadcast.gpu is require, but there is no room for a version on the GPU: %s",
-                  why.text);
-    rft_log(REFIT_LOG_WARNING,
-            "this version is not shown in the GPU's memory, its workers take it another way: %s",
-            why.text);
-    return REFIT_OK;
+    return status == REFIT_OK ? REFIT_OK : go_another_way(publisher, status, &why, error);
 }
 
 /* ---- Declaring */
@@ -345,36 +374,6 @@ static refit_status manifest_make(refit_publisher *publisher, const refit_tensor
 {
     return rft_manifest_open(tensors, count, publisher->config.broadcast_frame_bytes,
                              &publisher->server.limits, out, error);
-}
-
-static refit_status store_open(refit_publisher *publisher, rft_manifest *manifest, bool shared,
-                               rft_store **out, refit_error *error)
-{
-    if (publisher->config.broadcast_gpu == REFIT_GPU_REQUIRE) {
-        return rft_store_open_unhosted(manifest, publisher->config.broadcast_slots,
-                                       &publisher->retired, out, error);
-    }
-    return rft_store_open(manifest, publisher->config.broadcast_slots, shared, &publisher->retired,
-                          out, error);
-}
-
-/* Takes the manifest, and makes another if the store has to be tried a second time, without shared
- * memory. */
-static refit_status store_make(refit_publisher *publisher, const refit_tensor *tensors,
-                               uint32_t count, rft_manifest *manifest, rft_store **out,
-                               refit_error *error)
-{
-    refit_error why = {0};
-    bool shared = publisher->probe.memory != NULL;
-    refit_status status = store_open(publisher, manifest, shared, out, &why);
-    if (status == REFIT_OK) return REFIT_OK;
-    bool retry =
-        shared && status == REFIT_ERR_SYSTEM && publisher->config.broadcast_shm == REFIT_SHM_AUTO;
-    if (!retry) return rft_fail_sub(error, status, why.subsystem, "%s", why.text);
-    RFT_TRY(manifest_make(publisher, tensors, count, &manifest, error));
-    RFT_TRY(store_open(publisher, manifest, false, out, error));
-    rft_log(REFIT_LOG_WARNING, "weights travel through sockets only: %s", why.text);
-    return REFIT_OK;
 }
 
 static void store_adopt(refit_publisher *publisher, rft_store *store, rft_frames *frames)
@@ -418,7 +417,8 @@ refit_status refit_publisher_declare(refit_publisher *publisher, const refit_ten
         rft_manifest_close(manifest);
         return REFIT_OK;
     }
-    RFT_TRY(store_make(publisher, tensors, count, manifest, &store, error));
+    RFT_TRY(rft_store_open(manifest, publisher->config.broadcast_slots,
+                           publisher->probe.memory != NULL, &publisher->retired, &store, error));
     refit_status status =
         rft_frames_open(store->manifest, &publisher->config, &publisher->encoders, &frames, error);
     if (status == REFIT_OK) {
@@ -495,22 +495,93 @@ static refit_status slot_clear(refit_publisher *publisher, uint32_t slot, refit_
 {
     rft_slot *place = &publisher->store->slots[slot];
     int64_t deadline = rft_deadline(publisher->config.broadcast_linger_ms);
-    if (!publisher->store->hosted) return REFIT_OK;
     rft_retire_list_sweep(&publisher->retired);
     bool usable = place->buffer != NULL && !place->tainted;
     if (usable && rft_pending_wait(&place->buffer->pending, deadline)) return REFIT_OK;
-    rft_log(REFIT_LOG_INFO, "a slot of the store is replaced: a worker may still read it");
+    if (place->buffer != NULL)
+        rft_log(REFIT_LOG_INFO, "a slot of the store is replaced: a worker may still read it");
     refit_status status = slot_renew(publisher, slot, error);
     rft_publisher_count_pinned(publisher);
     return status;
 }
 
-/* The same for the version's place in every store, once no copy goes there any more. */
+/* Whether some worker reads the next version on the host: one that is subscribed, or, while there
+ * is none, one that may come. A worker that comes after a version that all read on their GPU gets
+ * the next one. */
+static bool is_host_wanted(refit_publisher *publisher)
+{
+    uint32_t here = 0, elsewhere = 0;
+    if (is_required(publisher)) return false;
+    rft_lock(&publisher->lock);
+    for (uint32_t i = 0; i < publisher->server.peers.count; i++) {
+        const rft_peer *peer = publisher->server.peers.live[i];
+        if (peer->subscribed) ++*(peer->gpu ? &here : &elsewhere);
+    }
+    rft_unlock(&publisher->lock);
+    return here == 0 || elsewhere > 0;
+}
+
+/* The version's place in every store that is to have it, once no copy goes there any more. */
 static refit_status place_clear(refit_publisher *publisher, uint32_t slot, refit_error *error)
 {
+    bool on_gpu;
     rft_publisher_await_copies(publisher, rft_deadline(publisher->config.broadcast_linger_ms));
-    RFT_TRY(slot_clear(publisher, slot, error));
-    return gpu_clear(publisher, slot, error);
+    RFT_TRY(gpu_clear(publisher, slot, &on_gpu, error));
+    if (!on_gpu || is_host_wanted(publisher)) return slot_clear(publisher, slot, error);
+    rft_lock(&publisher->lock);
+    rft_store_empty(publisher->store, slot);
+    rft_unlock(&publisher->lock);
+    rft_publisher_count_pinned(publisher);
+    return REFIT_OK;
+}
+
+static bool is_fresh(const rft_store *store)
+{
+    for (uint32_t i = 0; i < store->manifest->count; i++) {
+        if (store->written[i]) return false;
+    }
+    return true;
+}
+
+refit_status rft_publisher_take_host(refit_publisher *publisher, refit_error *error)
+{
+    rft_store *store = publisher->store;
+    if (store->slots[store->writing_slot].buffer != NULL) return REFIT_OK;
+    bool fresh = is_fresh(store);
+    refit_status status = slot_clear(publisher, store->writing_slot, error);
+    if (status == REFIT_OK && !fresh) status = rft_publisher_bring_down(publisher, error);
+    rft_lock(&publisher->lock);
+    if (status != REFIT_OK) {
+        rft_store_drop_bytes(store);
+    } else if (fresh) {
+        rft_store_begin(store, publisher->server.transaction.version);
+    } else {
+        rft_store_add_bytes(store);
+    }
+    rft_unlock(&publisher->lock);
+    rft_publisher_count_pinned(publisher);
+    return status;
+}
+
+static refit_status leave_gpu(refit_publisher *publisher, refit_error *error)
+{
+    RFT_TRY(rft_publisher_take_host(publisher, error));
+    rft_lock(&publisher->lock);
+    rft_transaction_leave_gpu(&publisher->server, rft_now());
+    rft_unlock(&publisher->lock);
+    rft_wake_fd_set(publisher->wake);
+    return REFIT_OK;
+}
+
+refit_status rft_publisher_grow_block(refit_publisher *publisher, uint64_t bytes,
+                                      refit_error *error)
+{
+    refit_error why;
+    refit_status status = gpu_grow(publisher, bytes, &why);
+    count_bytes(publisher);
+    if (status == REFIT_OK) return REFIT_OK;
+    RFT_TRY(go_another_way(publisher, status, &why, error));
+    return leave_gpu(publisher, error);
 }
 
 refit_status refit_publisher_begin(refit_publisher *publisher, uint64_t version, refit_error *error)
@@ -529,9 +600,12 @@ refit_status refit_publisher_begin(refit_publisher *publisher, uint64_t version,
     if (status == REFIT_OK) status = place_clear(publisher, slot, error);
     rft_lock(&publisher->lock);
     if (status == REFIT_OK) status = check_begin(publisher, error);
+    if (status == REFIT_OK && publisher->gpu != NULL) {
+        status =
+            rft_gpu_store_begin(publisher->gpu, slot, version, publisher->store->manifest, error);
+    }
     if (status == REFIT_OK) {
         rft_store_begin(publisher->store, version);
-        if (publisher->gpu != NULL) rft_gpu_store_begin(publisher->gpu, slot, version);
         rft_transaction_begin(server, rft_now());
         publisher->write_seconds = 0;
     } else {
@@ -551,8 +625,9 @@ refit_status refit_publisher_begin(refit_publisher *publisher, uint64_t version,
 static bool is_restorable(refit_publisher *publisher)
 {
     const rft_store *store = publisher->store;
-    if (!store->hosted || store->writing_slot != store->committed_slot) return true;
-    const rft_pending *pending = &store->slots[store->writing_slot].buffer->pending;
+    const rft_buffer *buffer = store->slots[store->writing_slot].buffer;
+    if (buffer == NULL || store->writing_slot != store->committed_slot) return true;
+    const rft_pending *pending = &buffer->pending;
     bool written = rft_copy_queue_holds(publisher->copy_queue, pending) ||
                    rft_copy_queue_holds(publisher->gpu_copy_queue, pending);
     return slot_clear(publisher, store->writing_slot, NULL) == REFIT_OK || !written;
@@ -582,6 +657,19 @@ static void roll_back(refit_publisher *publisher)
     rft_wake_fd_set(publisher->wake);
 }
 
+/* Brings the version to the host for a member that cannot have it on the GPU any more. Called with
+ * the lock held. */
+static void serve_host(refit_publisher *publisher)
+{
+    refit_error why;
+    publisher->server.transaction.undecided = true;
+    rft_unlock(&publisher->lock);
+    refit_status status = rft_publisher_take_host(publisher, &why);
+    rft_lock(&publisher->lock);
+    rft_transaction_serve_host(&publisher->server, status == REFIT_OK ? NULL : &why, rft_now());
+    rft_wake_fd_set(publisher->wake);
+}
+
 /* Both deadlines are kept by the service thread. Called with the lock held. */
 static void await_outcome(refit_publisher *publisher)
 {
@@ -590,6 +678,8 @@ static void await_outcome(refit_publisher *publisher)
            transaction->state == RFT_TRANSACTION_COMMITTING) {
         if (take_cancel(publisher)) {
             rft_transaction_cancel(&publisher->server, rft_now());
+        } else if (rft_transaction_wants_host(&publisher->server)) {
+            serve_host(publisher);
         } else {
             (void)rft_cond_wait(&publisher->changed, &publisher->lock, rft_deadline(WAIT_STEP_MS));
         }
@@ -622,7 +712,9 @@ refit_status refit_publisher_commit(refit_publisher *publisher, refit_error *err
     if (status == REFIT_OK) await_outcome(publisher);
     refit_error result = publisher->server.transaction.result;
     bool aborted = publisher->server.transaction.state == RFT_TRANSACTION_ABORTED;
+    if (status == REFIT_OK && !aborted) rft_transaction_end_lending(&publisher->server, rft_now());
     rft_unlock(&publisher->lock);
+    rft_wake_fd_set(publisher->wake);
     if (status != REFIT_OK) return status;
     if (aborted) roll_back(publisher);
     if (result.status == REFIT_OK) return REFIT_OK;

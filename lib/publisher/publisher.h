@@ -68,8 +68,22 @@ refit_status rft_publisher_check_writing(refit_publisher *publisher, const char 
 void rft_publisher_compare_written(refit_publisher *publisher);
 /* Waits for copies that an earlier write gave up waiting for. */
 void rft_publisher_await_copies(refit_publisher *publisher, int64_t deadline);
+/* Copies what is written of the version, and lies on the GPU alone, to its fresh slot of the store.
+ */
+refit_status rft_publisher_bring_down(refit_publisher *publisher, refit_error *error);
 /* Sums up the page-locked bytes. */
 void rft_publisher_count_pinned(refit_publisher *publisher);
+
+/* ---- publisher.c */
+
+/* How many bytes more the block of the version may have. */
+uint64_t rft_publisher_block_room(const refit_publisher *publisher);
+/* More memory of the GPU for the version's tensors that are not lent. Where there is none, the
+ * version goes another way, unless broadcast.gpu is require; then rft_gpu_store_writing is NULL. */
+refit_status rft_publisher_grow_block(refit_publisher *publisher, uint64_t bytes,
+                                      refit_error *error);
+/* Memory of the host for the version being written, if it has none, with what is written of it. */
+refit_status rft_publisher_take_host(refit_publisher *publisher, refit_error *error);
 
 /* ---- publisher_service.c */
 

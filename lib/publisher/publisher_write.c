@@ -21,6 +21,7 @@
  */
 #include <inttypes.h>
 
+#include "base/checked.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/thread.h"
@@ -28,7 +29,8 @@
 #include "kernels/digest.h"
 #include "publisher/publisher.h"
 
-#define BATCH_BYTES (UINT64_C(64) << 20)
+#define BATCH_BYTES  (UINT64_C(64) << 20)
+#define GROWTH_LEAST (UINT64_C(16) << 20) /* of the GPU's memory */
 
 /* One tensor on its way. */
 typedef struct write_job {
@@ -39,7 +41,7 @@ typedef struct write_job {
     refit_stream_ref after;
     unsigned char *image;  /* its place in the store; NULL: the store keeps no bytes */
     rft_gpu_block *block;  /* of the GPU that it goes to; NULL: none */
-    unsigned char *shared; /* its place there */
+    unsigned char *shared; /* its place there; NULL: it is lent */
 } write_job;
 
 refit_status rft_publisher_check_writing(refit_publisher *publisher, const char *verb,
@@ -89,11 +91,11 @@ static refit_status await_idle(const refit_publisher *publisher, rft_copy_queue 
                         earlier.text);
 }
 
-/* NULL: the store has no memory. */
+/* NULL: the version has no bytes on the host. */
 static rft_buffer *target_buffer(const refit_publisher *publisher)
 {
     const rft_store *store = publisher->store;
-    return store->hosted ? store->slots[store->writing_slot].buffer : NULL;
+    return store->slots[store->writing_slot].buffer;
 }
 
 /* Waits for late copies of an earlier call, which would write over the tensor. */
@@ -125,7 +127,7 @@ static refit_status get_copy_queue(const refit_publisher *publisher, refit_devic
 static bool is_gpu(const refit_publisher *publisher, refit_device *device)
 {
     rft_device_caps caps = rft_device_get_caps(device);
-    return publisher->gpu != NULL && rft_uuid_equal(caps.uuid, publisher->gpu->uuid);
+    return publisher->gpu != NULL && rft_uuid_equal(caps.uuid, publisher->gpu->probe_share.uuid);
 }
 
 void rft_publisher_await_copies(refit_publisher *publisher, int64_t deadline)
@@ -148,12 +150,13 @@ static void pin_slot(refit_publisher *publisher, refit_device *device)
     refit_error why;
     rft_store *store = publisher->store;
     rft_buffer *buffer = store->slots[store->writing_slot].buffer;
-    if (buffer->pinning.bytes > 0 || !rft_device_get_caps(device).needs_pinned) return;
+    if (buffer == NULL || buffer->pinning.bytes > 0 || !rft_device_get_caps(device).needs_pinned)
+        return;
     bool first = buffer->pin_at == 0;
     if (rft_now() < buffer->pin_at) return;
     refit_status status =
         rft_pinning_open(&buffer->pinning, device, buffer->segment.memory, buffer->segment.bytes,
-                         publisher->config.offload_slab_bytes, &why);
+                         publisher->config.offload_slab_bytes, false, &why);
     if (status != REFIT_OK) {
         buffer->pin_at = rft_now() + PIN_AGAIN_NS;
         rft_log(first ? REFIT_LOG_WARNING : REFIT_LOG_INFO,
@@ -169,7 +172,7 @@ void rft_publisher_count_pinned(refit_publisher *publisher)
 {
     const rft_store *store = publisher->store;
     uint64_t bytes = 0;
-    for (uint32_t i = 0; store->hosted && i < store->slot_count; i++) {
+    for (uint32_t i = 0; i < store->slot_count; i++) {
         if (store->slots[i].buffer != NULL) bytes += store->slots[i].buffer->pinning.bytes;
     }
     rft_lock(&publisher->lock);
@@ -188,7 +191,7 @@ static refit_status issue(rft_copy_queue *copy_queue, const write_job *job,
         RFT_TRY(rft_copy_queue_copy(copy_queue, job->image, job->memory, job->bytes,
                                     &buffer->pinning, error));
     }
-    if (same_gpu) {
+    if (same_gpu && job->shared != NULL) {
         RFT_TRY(
             rft_copy_queue_copy_within(copy_queue, job->shared, job->memory, job->bytes, error));
     }
@@ -236,7 +239,7 @@ static refit_status bring(refit_publisher *publisher, const write_job *job, uint
     RFT_TRY(finish(publisher, *place, status, error));
     *digested = rft_copy_queue_digests(*place) || job->image == NULL;
     *sum = rft_copy_queue_sum(*place);
-    bool further = job->block != NULL && !same_gpu;
+    bool further = job->shared != NULL && !same_gpu;
     return further ? carry_up(publisher, job, job->image, error) : REFIT_OK;
 }
 
@@ -246,13 +249,14 @@ static refit_status check_source(const refit_publisher *publisher, const write_j
 {
     char theirs[RFT_UUID_TEXT_BYTES], ours[RFT_UUID_TEXT_BYTES];
     RFT_TRY(rft_device_memory_check(job->device, job->memory, job->bytes, NULL, error));
-    if (publisher->store->hosted || is_gpu(publisher, job->device)) return REFIT_OK;
+    if (target_buffer(publisher) != NULL || is_gpu(publisher, job->device)) return REFIT_OK;
     rft_uuid_print(rft_device_get_caps(job->device).uuid, theirs);
-    rft_uuid_print(publisher->gpu->uuid, ours);
-    return rft_fail(error, REFIT_ERR_INVALID,
-                    "the tensor lies on %s, but broadcast.gpu is require and the workers are on "
-                    "%s: copy it there first",
-                    theirs, ours);
+    rft_uuid_print(publisher->gpu->probe_share.uuid, ours);
+    return rft_fail(
+        error, REFIT_ERR_INVALID,
+        "the tensor lies on %s, and all workers of this version are on %s: copy it there "
+        "first",
+        theirs, ours);
 }
 
 static refit_status write_from_device(refit_publisher *publisher, write_job *job,
@@ -262,7 +266,7 @@ static refit_status write_from_device(refit_publisher *publisher, write_job *job
     bool digested = false;
     if (job->bytes > 0) {
         RFT_TRY(check_source(publisher, job, error));
-        if (publisher->store->hosted) pin_slot(publisher, job->device);
+        pin_slot(publisher, job->device);
         job->image = rft_store_begin_device_write(publisher->store, job->tensor);
         RFT_TRY(bring(publisher, job, &sum, &digested, error));
     } else {
@@ -294,16 +298,131 @@ static refit_status write_from_host(refit_publisher *publisher, const write_job 
     rft_store *store = publisher->store;
     rft_publisher_compare_written(publisher);
     RFT_TRY(await_stream(publisher, job, error));
-    if (job->block != NULL && job->bytes > 0) {
+    if (job->shared != NULL && job->bytes > 0) {
         RFT_TRY(carry_up(publisher, job, job->memory, error));
     }
-    if (store->hosted) {
+    if (target_buffer(publisher) != NULL) {
         return rft_store_write(store, job->tensor, job->memory, job->bytes, frame_ready, publisher,
                                error);
     }
     uint64_t sum = rft_digest_part(job->memory, job->bytes, 0);
     rft_store_end_device_write(store, job->tensor);
     rft_store_compare(store, job->tensor, &sum, frame_ready, publisher);
+    return REFIT_OK;
+}
+
+/*
+ * ---- On the GPU: lent, or copied to the block
+ *
+ * Before the first tensor of a list is written it is decided where each of them lies for workers on
+ * the GPU.
+ */
+
+/* The arguments of refit_publisher_write_all, and of lend. */
+typedef struct write_list {
+    const refit_weight *weights;
+    uint32_t count;
+    refit_device *device;
+    refit_stream_ref after;
+    bool stays; /* the tensors stay as they are until the version is over */
+} write_list;
+
+static bool is_from_device(const write_list *list)
+{
+    return list->device != NULL && !rft_device_get_caps(list->device).host_addressable;
+}
+
+/* From another GPU than that of the workers tensors come over the host. */
+static refit_status prepare_source(refit_publisher *publisher, const write_list *list,
+                                   refit_error *error)
+{
+    if (rft_gpu_store_writing(publisher->gpu) == NULL || !is_from_device(list)) return REFIT_OK;
+    bool direct = is_gpu(publisher, list->device);
+    if (direct || publisher->config.broadcast_gpu == REFIT_GPU_REQUIRE) return REFIT_OK;
+    return rft_publisher_take_host(publisher, error);
+}
+
+/* False: it cannot be shown to other processes where it is. */
+static refit_status lend_one(refit_publisher *publisher, const write_list *list,
+                             const refit_weight *weight, bool *lent, refit_error *error)
+{
+    refit_error why;
+    rft_memory_range range;
+    uint32_t original = publisher->store->originals[weight->tensor];
+    RFT_TRY(rft_device_memory_check(list->device, weight->memory, weight->bytes, &range, error));
+    refit_status status =
+        rft_gpu_store_lend(publisher->gpu, original, weight->memory, &range, &why);
+    *lent = status == REFIT_OK;
+    if (status == REFIT_OK || status == REFIT_ERR_UNSUPPORTED) return REFIT_OK;
+    return rft_fail_sub(error, status, why.subsystem, "%s", why.text);
+}
+
+static refit_status lend_list(refit_publisher *publisher, const write_list *list, bool *all,
+                              refit_error *error)
+{
+    bool lends = list->stays && publisher->config.broadcast_gpu != REFIT_GPU_STORE &&
+                 list->device != NULL && is_gpu(publisher, list->device);
+    *all = true;
+    for (uint32_t i = 0; i < list->count; i++) {
+        bool lent = false;
+        if (list->weights[i].bytes == 0) continue;
+        rft_gpu_store_unlend(publisher->gpu, publisher->store->originals[list->weights[i].tensor]);
+        if (lends) RFT_TRY(lend_one(publisher, list, &list->weights[i], &lent, error));
+        *all = *all && lent;
+    }
+    return REFIT_OK;
+}
+
+/* False: from this one on there is no room. */
+static bool reserve_list(refit_publisher *publisher, const write_list *list, uint32_t *reached)
+{
+    for (; *reached < list->count; ++*reached) {
+        const refit_weight *weight = &list->weights[*reached];
+        uint32_t original = publisher->store->originals[weight->tensor];
+        bool placed = weight->bytes == 0 || rft_gpu_store_source(publisher->gpu, original) != NULL;
+        if (!placed && !rft_gpu_store_reserve(publisher->gpu, original, weight->bytes))
+            return false;
+    }
+    return true;
+}
+
+static uint64_t unplaced_bytes(const refit_publisher *publisher, uint32_t tensor)
+{
+    const rft_store *store = publisher->store;
+    const rft_manifest_tensor *of = &store->manifest->tensors[tensor];
+    uint64_t bytes = 0;
+    bool placed = of->alias_of != REFIT_NO_ALIAS || of->bytes == 0 ||
+                  rft_gpu_store_source(publisher->gpu, store->originals[tensor]) != NULL;
+    if (!placed) (void)rft_align_u64(of->bytes, RFT_TENSOR_ALIGNMENT, &bytes);
+    return bytes;
+}
+
+/* What the block is to grow by: room for the rest of the list; or as much as it has, if more may
+ * come and that is allowed, so that a version written tensor by tensor takes few allocations. */
+static uint64_t growth(const refit_publisher *publisher, const write_list *list, uint32_t first)
+{
+    uint64_t needed = 0, most = 0;
+    for (uint32_t i = first; i < list->count; i++)
+        needed += unplaced_bytes(publisher, list->weights[i].tensor);
+    for (uint32_t i = 0; i < publisher->store->manifest->count; i++)
+        most += unplaced_bytes(publisher, i);
+    uint64_t more = rft_max_u64(rft_gpu_store_block_bytes(publisher->gpu), GROWTH_LEAST);
+    most = rft_min_u64(most, rft_publisher_block_room(publisher));
+    return rft_max_u64(needed, rft_min_u64(more, most));
+}
+
+/* Lends what can be lent; takes memory for the rest. */
+static refit_status place_list(refit_publisher *publisher, const write_list *list,
+                               refit_error *error)
+{
+    bool all;
+    uint32_t reached = 0;
+    if (rft_gpu_store_writing(publisher->gpu) == NULL) return REFIT_OK;
+    RFT_TRY(lend_list(publisher, list, &all, error));
+    if (all || reserve_list(publisher, list, &reached)) return REFIT_OK;
+    RFT_TRY(rft_publisher_grow_block(publisher, growth(publisher, list, reached), error));
+    bool left = rft_gpu_store_writing(publisher->gpu) == NULL;
+    if (!left) (void)reserve_list(publisher, list, &reached);
     return REFIT_OK;
 }
 
@@ -316,9 +435,8 @@ static write_job make_job(const refit_publisher *publisher, const refit_weight *
     write_job job = {weight->tensor, weight->memory, weight->bytes, device,
                      after,          NULL,           NULL,          NULL};
     job.block = rft_gpu_store_writing(publisher->gpu);
-    if (job.block != NULL) {
-        job.shared = job.block->memory + publisher->store->manifest->tensors[job.tensor].offset;
-    }
+    if (job.block == NULL) return job;
+    job.shared = rft_gpu_store_target(publisher->gpu, publisher->store->originals[job.tensor]);
     return job;
 }
 
@@ -351,20 +469,15 @@ refit_status refit_publisher_write(refit_publisher *publisher, uint32_t tensor, 
     RFT_TRY(rft_store_check(publisher->store, tensor, memory, bytes, error));
     int64_t began = rft_now();
     const refit_weight weight = {tensor, memory, bytes};
+    const write_list list = {&weight, 1, device, after, false};
+    RFT_TRY(prepare_source(publisher, &list, error));
+    RFT_TRY(place_list(publisher, &list, error));
     refit_status status = write_one(publisher, &weight, device, after, error);
     count_seconds(publisher, began);
     return status;
 }
 
 /* ---- Many tensors */
-
-/* The arguments of refit_publisher_write_all. */
-typedef struct write_list {
-    const refit_weight *weights;
-    uint32_t count;
-    refit_device *device;
-    refit_stream_ref after;
-} write_list;
 
 static const char *name_of(const refit_publisher *publisher, uint32_t tensor)
 {
@@ -380,11 +493,6 @@ static refit_status blame(const refit_publisher *publisher, uint32_t tensor, ref
 }
 
 /* ---- Before anything is written */
-
-static bool is_from_device(const write_list *list)
-{
-    return list->device != NULL && !rft_device_get_caps(list->device).host_addressable;
-}
 
 static refit_status check_one(const refit_publisher *publisher, const write_list *list,
                               const refit_weight *weight, refit_error *error)
@@ -447,12 +555,12 @@ static uint64_t batch_bytes(const batch *on)
     return bytes;
 }
 
-/* At least one. */
-static uint32_t batch_length(const write_list *list, uint32_t first)
+/* At least one. Where no bytes go to the host, no worker waits for the first of them. */
+static uint32_t batch_length(const write_list *list, uint32_t first, bool hosted)
 {
-    uint64_t bytes = 0;
+    uint64_t bytes = 0, most = hosted ? BATCH_BYTES : UINT64_MAX;
     uint32_t length = 0;
-    while (length < RFT_DIGEST_BATCH_MOST && first + length < list->count && bytes < BATCH_BYTES) {
+    while (length < RFT_DIGEST_BATCH_MOST && first + length < list->count && bytes < most) {
         bytes += list->weights[first + length++].bytes;
     }
     return length;
@@ -479,8 +587,8 @@ static refit_status issue_one(refit_publisher *publisher, const batch *on, uint3
         RFT_TRY(rft_copy_queue_copy(on->copy_queue, image, weight->memory, weight->bytes,
                                     &on->buffer->pinning, error));
     }
-    return rft_copy_queue_batch_add(on->copy_queue, index, on->block != NULL ? job.shared : NULL,
-                                    weight->memory, weight->bytes, error);
+    return rft_copy_queue_batch_add(on->copy_queue, index, job.shared, weight->memory,
+                                    weight->bytes, error);
 }
 
 static refit_status issue_all(refit_publisher *publisher, const batch *on, const write_list *list,
@@ -550,9 +658,10 @@ static refit_status write_batches(refit_publisher *publisher, const write_list *
     bool same_gpu = is_gpu(publisher, list->device);
     rft_gpu_block *block = rft_gpu_store_writing(publisher->gpu);
     if (block != NULL && !same_gpu) return write_singly(publisher, list, 0, error);
-    if (publisher->store->hosted) pin_slot(publisher, list->device);
+    pin_slot(publisher, list->device);
     for (uint32_t at = 0; at < list->count;) {
-        batch on = {&list->weights[at], batch_length(list, at), NULL, NULL, block};
+        batch on = {&list->weights[at], batch_length(list, at, target_buffer(publisher) != NULL),
+                    NULL, NULL, block};
         RFT_TRY(await_earlier(publisher, block, error));
         if (!can_batch(publisher, list, block != NULL, &on.copy_queue)) {
             return write_singly(publisher, list, at, error);
@@ -565,19 +674,62 @@ static refit_status write_batches(refit_publisher *publisher, const write_list *
     return REFIT_OK;
 }
 
+/* ---- From the GPU's memory to the host, after all */
+
+/* Tensors that are written, and lie on the GPU alone so far. */
+static refit_status bring_down(refit_publisher *publisher, rft_copy_queue *copy_queue,
+                               const rft_buffer *buffer, refit_error *error)
+{
+    rft_store *store = publisher->store;
+    for (uint32_t i = 0; i < store->manifest->count; i++) {
+        const rft_manifest_tensor *tensor = &store->manifest->tensors[i];
+        if (!store->written[i] || tensor->bytes == 0) continue;
+        const unsigned char *from = rft_gpu_store_source(publisher->gpu, store->originals[i]);
+        RFT_TRY(rft_copy_queue_copy(copy_queue, rft_store_begin_device_write(store, i), from,
+                                    tensor->bytes, &buffer->pinning, error));
+    }
+    return REFIT_OK;
+}
+
+refit_status rft_publisher_bring_down(refit_publisher *publisher, refit_error *error)
+{
+    rft_copy_queue **place = &publisher->gpu_copy_queue;
+    RFT_TRY(get_copy_queue(publisher, publisher->gpu->device, place, error));
+    pin_slot(publisher, publisher->gpu->device);
+    rft_publisher_compare_written(publisher);
+    rft_buffer *buffer = target_buffer(publisher);
+    rft_copy_queue_hold(*place, &buffer->pending);
+    refit_status status = bring_down(publisher, *place, buffer, error);
+    return finish(publisher, *place, status, error);
+}
+
+static refit_status write_list_all(refit_publisher *publisher, const write_list *list,
+                                   refit_error *error)
+{
+    RFT_REFUSE_IF(publisher == NULL || (list->weights == NULL && list->count > 0), error,
+                  REFIT_ERR_INVALID, "write_all and lend need a publisher and a list of weights");
+    RFT_TRY(rft_publisher_check_writing(publisher, "write to", error));
+    RFT_TRY(prepare_source(publisher, list, error));
+    RFT_TRY(check_list(publisher, list, error));
+    int64_t began = rft_now();
+    RFT_TRY(place_list(publisher, list, error));
+    bool batches = is_from_device(list) && rft_device_get_caps(list->device).digests;
+    refit_status status =
+        batches ? write_batches(publisher, list, error) : write_singly(publisher, list, 0, error);
+    count_seconds(publisher, began);
+    return status;
+}
+
 refit_status refit_publisher_write_all(refit_publisher *publisher, const refit_weight *weights,
                                        uint32_t count, refit_device *device, refit_stream_ref after,
                                        refit_error *error)
 {
-    const write_list list = {weights, count, device, after};
-    RFT_REFUSE_IF(publisher == NULL || (weights == NULL && count > 0), error, REFIT_ERR_INVALID,
-                  "write_all needs a publisher and the list of weights");
-    RFT_TRY(rft_publisher_check_writing(publisher, "write to", error));
-    RFT_TRY(check_list(publisher, &list, error));
-    int64_t began = rft_now();
-    bool batches = is_from_device(&list) && rft_device_get_caps(device).digests;
-    refit_status status =
-        batches ? write_batches(publisher, &list, error) : write_singly(publisher, &list, 0, error);
-    count_seconds(publisher, began);
-    return status;
+    return write_list_all(publisher, &(write_list){weights, count, device, after, false}, error);
+}
+
+refit_status refit_publisher_lend(refit_publisher *publisher, const refit_weight *weights,
+                                  uint32_t count, refit_device *device, refit_stream_ref after,
+                                  refit_error *error)
+{
+    return write_list_all(publisher, &(write_list){weights, count, device, after, true}, error);
 }

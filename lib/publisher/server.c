@@ -258,7 +258,8 @@ void rft_server_check_keys(rft_server *server, int64_t now)
 /* Whether the worker has said that it is on this publisher's GPU. */
 static bool on_gpu(const rft_server *server, const rft_peer *peer)
 {
-    return server->gpu != NULL && peer->named_gpu && rft_uuid_equal(peer->uuid, server->gpu->uuid);
+    return server->gpu != NULL && peer->named_gpu &&
+           rft_uuid_equal(peer->uuid, server->gpu->probe_share.uuid);
 }
 
 void rft_server_use_gpu(rft_server *server, rft_gpu_store *gpu)
@@ -310,8 +311,10 @@ static void send_welcome(rft_server *server, rft_peer *peer)
     message.as.welcome.heartbeat_timeout_ms = server->config->broadcast_heartbeat_timeout_ms;
     message.as.welcome.version = server->current.version;
     message.as.welcome.probe = rft_view_text(server->probe);
+    unsigned char share[RFT_SHARE_BYTES];
     if (server->gpu != NULL) {
-        message.as.welcome.gpu = (rft_view){server->gpu->uuid, sizeof server->gpu->uuid};
+        rft_share_write(&server->gpu->probe_share, share);
+        message.as.welcome.share = (rft_view){share, sizeof share};
     }
     (void)rft_server_send(server, peer, &message);
 }
@@ -400,8 +403,8 @@ static bool admits_gpu(rft_server *server, const caller *from, const rft_message
         return false;
     }
     bool named = theirs.count == RFT_UUID_BYTES;
-    if (named && rft_uuid_equal(theirs.data, server->gpu->uuid)) return true;
-    rft_uuid_print(server->gpu->uuid, ours);
+    if (named && rft_uuid_equal(theirs.data, server->gpu->probe_share.uuid)) return true;
+    rft_uuid_print(server->gpu->probe_share.uuid, ours);
     snprintf(reason, sizeof reason,
              named ? "the trainer takes workers on %s only, and this one is on another GPU"
                    : "the trainer takes workers on %s only (refit_subscriber_use_device)",
@@ -506,6 +509,16 @@ static const char *path_words(refit_path path)
     return "the socket";
 }
 
+/* A member that lost its GPU while it applied a version that lies there alone cannot get it again.
+ */
+static void blame_for_gpu(rft_server *server, rft_peer *peer, const char *reason)
+{
+    bool applying = server->transaction.state == RFT_TRANSACTION_COMMITTING && peer->awaited;
+    if (!applying || peer->task.version != 0) return;
+    if (rft_server_path(server, peer, server->transaction.version) != REFIT_PATH_NONE) return;
+    rft_transaction_blame(server, peer, REFIT_ERR_UNSUPPORTED, reason);
+}
+
 static void answer_join(rft_server *server, rft_peer *peer, const rft_message *message, int64_t now)
 {
     char reason[RFT_SENTENCE_BYTES];
@@ -540,6 +553,7 @@ static void answer_join(rft_server *server, rft_peer *peer, const rft_message *m
     rft_server_send_beat(server, peer);
     if (rft_server_is_current(server, &peer->held)) rft_transaction_applied(server, peer);
     rft_server_offer(server, peer, now);
+    if (!peer->gpu) blame_for_gpu(server, peer, reason);
 }
 
 static void answer_bye(rft_server *server, rft_peer *peer, const rft_message *message, int64_t now)
@@ -773,11 +787,14 @@ static void answer_failed(rft_server *server, rft_peer *peer, const rft_message 
     }
     rft_log(REFIT_LOG_WARNING, "worker %s failed with version %" PRIu64 ": %s", peer->name, version,
             reason);
-    peer->failed_version = peer->task.version;
+    /* What was lent may have come too late, and be there another way. */
+    bool late = code == REFIT_ERR_STALE && peer->task.path == REFIT_PATH_CUDA_IPC;
+    peer->failed_version = late ? 0 : peer->task.version;
     peer->task = (rft_task){0};
     /* It may have been the manifest that it had no memory for: the next offer brings it again. */
     if (code == REFIT_ERR_HOST_MEMORY) peer->has_manifest = false;
     rft_transaction_blame(server, peer, code, reason);
+    if (late) rft_server_offer(server, peer, now);
 }
 
 /* A beat repeats the state that other messages reported, in case one of them was lost. */
@@ -928,8 +945,9 @@ void rft_server_tick(rft_server *server, int64_t now)
 int64_t rft_server_tick_at(const rft_server *server)
 {
     int64_t at = server->next_beat;
-    if (server->transaction.state == RFT_TRANSACTION_STAGING && server->transaction.deadline < at)
-        at = server->transaction.deadline;
+    const rft_transaction *transaction = &server->transaction;
+    bool staging = transaction->state == RFT_TRANSACTION_STAGING && !transaction->undecided;
+    if (staging && transaction->deadline < at) at = transaction->deadline;
     for (uint32_t i = 0; i < server->peers.count; i++) {
         const rft_peer *peer = server->peers.live[i];
         if (peer->missed) return INT64_MIN;

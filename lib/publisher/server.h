@@ -39,6 +39,7 @@ typedef struct rft_transaction {
     int64_t began;      /* when the offers went out */
     int64_t decided;    /* when COMMIT went out */
     int64_t deadline;   /* of staging */
+    bool undecided;     /* its bytes are being brought to the host: nothing is decided meanwhile */
     refit_error result; /* status REFIT_OK: nothing has gone wrong so far */
 } rft_transaction;
 
@@ -165,6 +166,9 @@ void rft_server_frame_sent(rft_server *server, const rft_frame_order *order, uin
 /* Nothing is offered from now on; workers that still fetch an older version are told to drop it.
  * REFIT_ERR_STATE, REFIT_ERR_STALE. `*version` 0 becomes the next number. */
 refit_status rft_transaction_prepare(rft_server *server, uint64_t *version, refit_error *error);
+/* There is no room for the version on the GPU, and what is written of it is on the host: workers on
+ * the GPU are offered it another way. */
+void rft_transaction_leave_gpu(rft_server *server, int64_t now);
 /* No slot became free: back to the state before prepare. */
 void rft_transaction_expire(rft_server *server, int64_t now);
 /* The store has begun: offers go out. */
@@ -176,6 +180,14 @@ void rft_transaction_abort(rft_server *server, refit_status status, const char *
 /* The trainer waits no longer. Before the decision the version is aborted; after it, the version
  * stands, and no worker is awaited any more. Legal from begin until it is finished. */
 void rft_transaction_cancel(rft_server *server, int64_t now);
+/* Whether the sealed version lies on the GPU alone, and a member has come back without its GPU. */
+bool rft_transaction_wants_host(const rft_server *server);
+/* It has bytes on the host now, and such members are offered it; or it could not be brought there,
+ * and they fail. */
+void rft_transaction_serve_host(rft_server *server, const refit_error *failure, int64_t now);
+/* The version has ended, and its tensors are the trainer's again: a worker that has not read it
+ * gets it from the host, or not any more. */
+void rft_transaction_end_lending(rft_server *server, int64_t now);
 /* The store is rolled back: workers that lag are offered the committed version. */
 void rft_transaction_end_rollback(rft_server *server, int64_t now);
 

@@ -8,6 +8,7 @@
  *
  * This file changes no transaction and evicts no worker: server.c and transaction.c call it.
  */
+#include <inttypes.h>
 #include <string.h>
 
 #include "base/log.h"
@@ -133,8 +134,32 @@ static void send_sums(rft_server *server, rft_peer *peer, rft_cached_message *ca
     (void)send_cached(server, peer, cached, &message, digests->version, &digests->digest);
 }
 
+/* Where the version lies in the GPU's memory. */
+static void send_lend(rft_server *server, rft_peer *peer, const rft_version_digests *digests)
+{
+    rft_message message = {.kind = RFT_LEND};
+    const rft_gpu_block *block = rft_gpu_store_find(server->gpu, digests->version);
+    uint32_t shares = 0;
+    rft_bytes_reset(&server->scratch);
+    if (rft_gpu_store_describe(server->gpu, digests->version, &server->scratch, &shares, NULL) !=
+        REFIT_OK) {
+        peer->missed = true;
+        return;
+    }
+    rft_view all = rft_bytes_view(&server->scratch);
+    size_t areas_bytes = (size_t)shares * RFT_SHARE_BYTES;
+    message.as.lend.version = digests->version;
+    message.as.lend.lock = rft_view_text(block->share_lock.segment.name);
+    message.as.lend.areas = (rft_view){all.data, areas_bytes};
+    message.as.lend.places =
+        (rft_view){(const unsigned char *)all.data + areas_bytes, all.count - areas_bytes};
+    (void)rft_server_send(server, peer, &message);
+}
+
 void rft_server_send_seal(rft_server *server, rft_peer *peer)
 {
+    if (peer->task.path == REFIT_PATH_CUDA_IPC)
+        send_lend(server, peer, rft_store_served(server->store));
     send_sums(server, peer, &server->seal, rft_store_served(server->store));
 }
 
@@ -173,7 +198,7 @@ refit_path rft_server_path(const rft_server *server, const rft_peer *peer, uint6
 {
     const rft_store *store = server->store;
     if (peer->gpu && rft_gpu_store_find(server->gpu, version) != NULL) return REFIT_PATH_CUDA_IPC;
-    if (store != NULL && !store->hosted) return REFIT_PATH_NONE;
+    if (version != 0 && !rft_store_served_slot(store)->hosted) return REFIT_PATH_NONE;
     return peer->shm && (store == NULL || store->shared) ? REFIT_PATH_SHM : REFIT_PATH_SOCKET;
 }
 
@@ -214,17 +239,11 @@ static void send_offer(rft_server *server, rft_peer *peer, int64_t now)
     message.as.offer.bytes = store->manifest->payload_bytes;
     message.as.offer.frames = store->manifest->frame_count;
     message.as.offer.deadline_ms = offer_deadline(server, now);
-    unsigned char share[RFT_SHARE_BYTES];
+    message.as.offer.lent = peer->task.path == REFIT_PATH_CUDA_IPC;
     if (peer->task.path == REFIT_PATH_SHM) {
         const rft_slot *slot = rft_store_served_slot(store);
         message.as.offer.segment = rft_view_text(slot->buffer->segment.name);
         message.as.offer.segment_offset = RFT_SEQLOCK_BYTES;
-    }
-    if (peer->task.path == REFIT_PATH_CUDA_IPC) {
-        const rft_gpu_block *block = rft_gpu_store_find(server->gpu, peer->task.version);
-        rft_share_write(&block->share, share);
-        message.as.offer.share = (rft_view){share, sizeof share};
-        message.as.offer.seqlock = rft_view_text(block->share_lock.segment.name);
     }
     (void)rft_server_send(server, peer, &message);
 }
@@ -249,7 +268,13 @@ void rft_server_offer(rft_server *server, rft_peer *peer, int64_t now)
     if (digests->version == server->current.version && rft_server_is_current(server, &peer->held))
         return;
     refit_path path = rft_server_path(server, peer, digests->version);
-    if (path == REFIT_PATH_NONE) return; /* it lay in the GPU's memory, and is gone from there */
+    if (path == REFIT_PATH_NONE) {
+        rft_log(REFIT_LOG_INFO,
+                "worker %s waits for the next version: version %" PRIu64
+                " lies in the memory of a GPU alone, or is gone from there",
+                peer->name, digests->version);
+        return;
+    }
     bool delta = !peer->shm && holds_base(server, peer);
     peer->path = path;
     peer->task = (rft_task){

@@ -90,7 +90,9 @@ void rft_transaction_begin(rft_server *server, int64_t now)
     server->counts.applied_last = 0;
     for (uint32_t i = 0; i < server->peers.count; i++) {
         rft_peer *peer = server->peers.live[i];
-        peer->member = peer->subscribed;
+        /* One that joined when it was settled where the version lies may not be able to have it. */
+        peer->member = peer->subscribed &&
+                       rft_server_path(server, peer, transaction->version) != REFIT_PATH_NONE;
         peer->awaited = false;
         peer->committed = false;
         peer->status = REFIT_OK;
@@ -199,6 +201,14 @@ void rft_transaction_commit_peer(rft_server *server, rft_peer *peer)
     rft_server_send_commit(server, peer, peer->task.version);
 }
 
+/* A member that has come back without its GPU, where the version lies alone. */
+static bool needs_host(const rft_server *server, const rft_peer *peer)
+{
+    bool waits =
+        peer->member && peer->subscribed && peer->status == REFIT_OK && peer->task.version == 0;
+    return waits && rft_server_path(server, peer, server->transaction.version) == REFIT_PATH_NONE;
+}
+
 static void commit_version(rft_server *server, int64_t now)
 {
     rft_transaction *transaction = &server->transaction;
@@ -217,7 +227,7 @@ static void commit_version(rft_server *server, int64_t now)
     server->counts.stage_seconds = rft_seconds(now - transaction->began);
     for (uint32_t i = 0; i < server->peers.count; i++) {
         rft_peer *peer = server->peers.live[i];
-        if (peer->due != 0) peer->due = deadline;
+        if (peer->due != 0) peer->due = needs_host(server, peer) ? 0 : deadline;
         bool staged =
             peer->task.stage == RFT_STAGE_STAGED && peer->task.version == transaction->version;
         if (!staged) continue;
@@ -225,6 +235,64 @@ static void commit_version(rft_server *server, int64_t now)
         peer->due = peer->member ? deadline : 0;
         rft_transaction_commit_peer(server, peer);
     }
+}
+
+/* Tells workers on the GPU to drop a version that they have not read. */
+static void drop_gpu_tasks(rft_server *server, const char *reason)
+{
+    for (uint32_t i = 0; i < server->peers.count; i++) {
+        rft_peer *peer = server->peers.live[i];
+        bool ours = peer->task.version == server->transaction.version &&
+                    peer->task.path == REFIT_PATH_CUDA_IPC;
+        if (!ours) continue;
+        rft_server_drop_task(server, peer, REFIT_ERR_STALE, reason);
+        peer->due = 0; /* nothing is expected of it any more */
+    }
+}
+
+/* Those that are offered nothing so far. */
+static void offer_rest(rft_server *server, int64_t now)
+{
+    for (uint32_t i = 0; i < server->peers.count; i++) {
+        rft_peer *peer = server->peers.live[i];
+        if (peer->subscribed && peer->task.version == 0) rft_server_offer(server, peer, now);
+    }
+}
+
+void rft_transaction_leave_gpu(rft_server *server, int64_t now)
+{
+    drop_gpu_tasks(server, "it comes another way");
+    rft_gpu_store_rollback(server->gpu);
+    offer_rest(server, now);
+}
+
+bool rft_transaction_wants_host(const rft_server *server)
+{
+    if (server->transaction.state != RFT_TRANSACTION_STAGING) return false;
+    for (uint32_t i = 0; i < server->peers.count; i++) {
+        if (needs_host(server, server->peers.live[i])) return true;
+    }
+    return false;
+}
+
+void rft_transaction_serve_host(rft_server *server, const refit_error *failure, int64_t now)
+{
+    server->transaction.undecided = false;
+    for (uint32_t i = 0; i < server->peers.count; i++) {
+        rft_peer *peer = server->peers.live[i];
+        if (needs_host(server, peer))
+            rft_transaction_blame(server, peer, (refit_status)failure->status, failure->text);
+    }
+    offer_rest(server, now);
+    rft_transaction_evaluate(server, now);
+}
+
+void rft_transaction_end_lending(rft_server *server, int64_t now)
+{
+    if (server->gpu == NULL || !rft_gpu_store_lends(server->gpu)) return;
+    drop_gpu_tasks(server, "the trainer goes on");
+    rft_gpu_store_end_lending(server->gpu);
+    offer_rest(server, now); /* it may be on the host, too */
 }
 
 void rft_transaction_abort(rft_server *server, refit_status status, const char *reason)
@@ -304,6 +372,13 @@ static void evaluate_staging(rft_server *server, int64_t now)
     }
 }
 
+/* Whether nobody can be served the committed version any more once its lending has ended. */
+static bool is_gone(const rft_server *server)
+{
+    return server->gpu != NULL && rft_gpu_store_lends(server->gpu) &&
+           !rft_store_served_slot(server->store)->hosted;
+}
+
 static void evaluate_committing(rft_server *server, int64_t now)
 {
     if (any_awaited(server)) return;
@@ -314,13 +389,14 @@ static void evaluate_committing(rft_server *server, int64_t now)
     (void)rft_fail(&transaction->result, REFIT_ERR_PEER,
                    "version %" PRIu64 " is committed, but %" PRIu32
                    " worker%s did not apply it: %s; go on with the others: one that joins "
-                   "again, or applies a later version, catches up",
+                   "again, or applies a later version, catches up%s",
                    transaction->version, transaction->lost, transaction->lost == 1 ? "" : "s",
-                   transaction->result.text);
+                   transaction->result.text, is_gone(server) ? " with the next one" : "");
 }
 
 void rft_transaction_evaluate(rft_server *server, int64_t now)
 {
+    if (server->transaction.undecided) return;
     if (server->transaction.state == RFT_TRANSACTION_STAGING) evaluate_staging(server, now);
     if (server->transaction.state == RFT_TRANSACTION_COMMITTING) evaluate_committing(server, now);
 }

@@ -23,12 +23,13 @@ static void unpin_until(const rft_pinning *pinning, uint64_t end)
 }
 
 refit_status rft_pinning_open(rft_pinning *pinning, refit_device *device, void *memory,
-                              uint64_t bytes, uint64_t piece_bytes, refit_error *error)
+                              uint64_t bytes, uint64_t piece_bytes, bool read_only,
+                              refit_error *error)
 {
     const rft_pinning wanted = {device, memory, bytes, piece_bytes};
     for (uint64_t at = 0; at < bytes; at += piece_bytes) {
-        refit_status status = rft_device_host_pin(device, wanted.memory + at,
-                                                  rft_min_u64(piece_bytes, bytes - at), error);
+        refit_status status = rft_device_host_pin(
+            device, wanted.memory + at, rft_min_u64(piece_bytes, bytes - at), read_only, error);
         if (status != REFIT_OK) {
             unpin_until(&wanted, at);
             return status;

@@ -25,7 +25,8 @@ typedef struct rft_pinning {
 
 /* All of it or nothing. The device stays in use until close. */
 refit_status rft_pinning_open(rft_pinning *pinning, refit_device *device, void *memory,
-                              uint64_t bytes, uint64_t piece_bytes, refit_error *error);
+                              uint64_t bytes, uint64_t piece_bytes, bool read_only,
+                              refit_error *error);
 /* Before the memory is unmapped, and with no copy under way. */
 void rft_pinning_close(rft_pinning *pinning);
 

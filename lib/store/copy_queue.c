@@ -40,7 +40,7 @@ static refit_status twins_open(digest_batch *batch, refit_device *device, refit_
     batch->twins = (uint64_t *)(void *)batch->segment.memory;
     if (!rft_device_get_caps(device).needs_pinned) return REFIT_OK;
     refit_status status = rft_pinning_open(&batch->pinning, device, batch->segment.memory,
-                                           BATCH_BYTES, BATCH_BYTES, error);
+                                           BATCH_BYTES, BATCH_BYTES, false, error);
     if (status != REFIT_OK) rft_segment_close(&batch->segment);
     return status;
 }

@@ -160,20 +160,8 @@ static void tables_fill(rft_store *store)
     }
 }
 
-static refit_status store_fill(rft_store *store, refit_error *error)
-{
-    RFT_REFUSE_IF(!tables_open(store), error, REFIT_ERR_HOST_MEMORY,
-                  "no memory for the tables of the store");
-    tables_fill(store);
-    if (!store->hosted) return REFIT_OK;
-    for (uint32_t i = 0; i < store->slot_count; i++) {
-        RFT_TRY(slot_make(store, &store->slots[i].buffer, error));
-    }
-    return store->slot_count == 1 ? undo_open(&store->undo, store->manifest, error) : REFIT_OK;
-}
-
-static refit_status store_open(rft_manifest *manifest, uint32_t slots, bool hosted, bool shared,
-                               rft_retire_list *retired, rft_store **out, refit_error *error)
+refit_status rft_store_open(rft_manifest *manifest, uint32_t slots, bool shared,
+                            rft_retire_list *retired, rft_store **out, refit_error *error)
 {
     rft_store *store = rft_calloc(1, sizeof *store);
     if (store == NULL) rft_manifest_close(manifest);
@@ -181,29 +169,16 @@ static refit_status store_open(rft_manifest *manifest, uint32_t slots, bool host
     store->manifest = manifest;
     store->retired = retired;
     store->shared = shared;
-    store->hosted = hosted;
     store->slot_count = slots;
     store->committed_slot = RFT_NO_SLOT;
     store->writing_slot = RFT_NO_SLOT;
-    refit_status status = store_fill(store, error);
-    if (status == REFIT_OK) {
-        *out = store;
-    } else {
+    if (!tables_open(store)) {
         rft_store_close(store);
+        return rft_fail(error, REFIT_ERR_HOST_MEMORY, "no memory for the tables of the store");
     }
-    return status;
-}
-
-refit_status rft_store_open(rft_manifest *manifest, uint32_t slots, bool shared,
-                            rft_retire_list *retired, rft_store **out, refit_error *error)
-{
-    return store_open(manifest, slots, true, shared, retired, out, error);
-}
-
-refit_status rft_store_open_unhosted(rft_manifest *manifest, uint32_t slots,
-                                     rft_retire_list *retired, rft_store **out, refit_error *error)
-{
-    return store_open(manifest, slots, false, false, retired, out, error);
+    tables_fill(store);
+    *out = store;
+    return REFIT_OK;
 }
 
 void rft_store_close(rft_store *store)
@@ -233,16 +208,31 @@ uint32_t rft_store_target(const rft_store *store)
     return store->committed_slot == 0 ? 1 : 0;
 }
 
+/* Whether the committed version's bytes are on this host. A version that is written over nothing
+ * takes their place in a store with one slot. */
+static bool has_committed(const rft_store *store)
+{
+    if (store->committed_slot == RFT_NO_SLOT) return false;
+    const rft_slot *slot = &store->slots[store->committed_slot];
+    bool replaced = store->writing_slot == store->committed_slot && store->base == 0;
+    return slot->hosted && slot->buffer != NULL && !replaced;
+}
+
+void rft_store_empty(rft_store *store, uint32_t slot)
+{
+    rft_slot *place = &store->slots[slot];
+    rft_retire_list_put(store->retired, place->buffer);
+    *place = (rft_slot){0};
+}
+
 refit_status rft_store_renew(rft_store *store, uint32_t slot, refit_error *error)
 {
     rft_slot *place = &store->slots[slot];
     rft_buffer *fresh = NULL;
-    bool holds_committed = slot == store->committed_slot;
-    if (!holds_committed) {
-        rft_retire_list_put(store->retired, place->buffer);
-        place->buffer = NULL;
-        place->version = 0;
-    }
+    bool holds_committed = slot == store->committed_slot && has_committed(store);
+    if (!holds_committed && place->buffer != NULL) rft_store_empty(store, slot);
+    if (store->slot_count == 1 && store->undo.has == NULL)
+        RFT_TRY(undo_open(&store->undo, store->manifest, error));
     RFT_TRY(slot_make(store, &fresh, error));
     if (holds_committed) {
         rft_copy_bytes(fresh->segment.memory, place->buffer->segment.memory,
@@ -250,7 +240,7 @@ refit_status rft_store_renew(rft_store *store, uint32_t slot, refit_error *error
         rft_retire_list_put(store->retired, place->buffer);
     }
     place->buffer = fresh;
-    place->tainted = false;
+    if (holds_committed) place->tainted = false;
     return REFIT_OK;
 }
 
@@ -270,7 +260,7 @@ const rft_version_digests *rft_store_served(const rft_store *store)
 
 const unsigned char *rft_store_base_image(const rft_store *store)
 {
-    if (store->base == 0 || !store->hosted) return NULL;
+    if (store->base == 0) return NULL;
     bool writes_over = store->writing_slot != RFT_NO_SLOT && store->undo.has != NULL;
     if (writes_over) return store->undo.saved.memory;
     for (uint32_t i = 0; i < store->slot_count; i++) {
@@ -307,22 +297,47 @@ static void frames_reset(rft_store *store)
     }
 }
 
+/* `same` says nothing where the committed version or the one that begins has no bytes. */
+static bool has_base(const rft_store *store, uint32_t target)
+{
+    return store->slots[target].buffer != NULL && has_committed(store) &&
+           store->slots[store->committed_slot].version == store->committed.version;
+}
+
 void rft_store_begin(rft_store *store, uint64_t version)
 {
-    store->writing_slot = rft_store_target(store);
-    rft_slot *slot = &store->slots[store->writing_slot];
+    uint32_t target = rft_store_target(store);
+    rft_slot *slot = &store->slots[target];
+    store->base = has_base(store, target) ? store->committed.version : 0;
+    store->writing_slot = target;
     slot->version = version;
-    if (store->hosted) rft_seqlock_begin(slot_lock(slot));
+    slot->hosted = slot->buffer != NULL;
+    if (slot->hosted) rft_seqlock_begin(slot_lock(slot));
+    store->sealed = false;
     store->next.version = version;
     memset(store->next.tensor_sums, 0,
            store->manifest->originals * sizeof store->next.tensor_sums[0]);
     memset(store->next.has_block_sum, 0, store->manifest->block_count);
-    store->base = store->hosted ? store->committed.version : 0;
     store->base_digest = store->committed.digest;
     memset(store->same, 0, store->manifest->block_count);
     store->same_blocks = 0;
     missing_reset(store);
     frames_reset(store);
+}
+
+void rft_store_add_bytes(rft_store *store)
+{
+    rft_slot *slot = &store->slots[store->writing_slot];
+    rft_seqlock_begin(slot_lock(slot));
+    if (store->sealed) rft_seqlock_end(slot_lock(slot));
+    slot->version = store->next.version;
+    slot->hosted = true;
+}
+
+void rft_store_drop_bytes(rft_store *store)
+{
+    rft_store_empty(store, store->writing_slot);
+    store->slots[store->writing_slot].version = store->next.version;
 }
 
 refit_status rft_store_seal(rft_store *store, refit_error *error)
@@ -342,7 +357,9 @@ refit_status rft_store_seal(rft_store *store, refit_error *error)
         store->next.tensor_sums[store->originals[i]] = rft_digest_finish(0, 0);
     }
     store->next.digest = rft_version_digest(manifest, store->next.tensor_sums);
-    if (store->hosted) rft_seqlock_end(slot_lock(&store->slots[store->writing_slot]));
+    const rft_slot *slot = &store->slots[store->writing_slot];
+    if (slot->buffer != NULL) rft_seqlock_end(slot_lock(slot));
+    store->sealed = true;
     return REFIT_OK;
 }
 
@@ -357,6 +374,12 @@ void rft_store_commit(rft_store *store)
     store->ration = (rft_ration){0};
 }
 
+/* Whether the version lies over the committed one's bytes. */
+static bool writes_over(const rft_store *store)
+{
+    return store->base != 0 && store->writing_slot == store->committed_slot;
+}
+
 static void ready_fill(rft_store *store)
 {
     for (uint32_t i = 0; i < store->manifest->frame_count; i++) {
@@ -367,10 +390,10 @@ static void ready_fill(rft_store *store)
 
 void rft_store_undo(rft_store *store)
 {
-    if (!store->hosted) return;
     const rft_slot *slot = &store->slots[store->writing_slot];
+    if (slot->buffer == NULL) return;
     rft_seqlock_begin(slot_lock(slot));
-    if (store->writing_slot == store->committed_slot) {
+    if (writes_over(store)) {
         undo_restore(&store->undo, rft_slot_image(slot));
         rft_seqlock_end(slot_lock(slot));
     }
@@ -380,7 +403,7 @@ void rft_store_undo(rft_store *store)
 
 void rft_store_rollback(rft_store *store, bool restored)
 {
-    bool there = store->writing_slot == store->committed_slot && store->hosted && restored;
+    bool there = writes_over(store) && restored;
     store->slots[store->writing_slot].version = there ? store->committed.version : 0;
     if (store->writing_slot == store->committed_slot && !there) {
         store->committed_slot = RFT_NO_SLOT;
@@ -518,15 +541,10 @@ void rft_store_add_ready(rft_store *store, uint32_t frame)
  * a changed block ends at its first difference, and the digest is the device's or is taken here.
  */
 
-static bool writes_over(const rft_store *store)
-{
-    return store->writing_slot == store->committed_slot;
-}
-
 refit_status rft_store_afford(rft_store *store, uint64_t bytes, refit_error *error)
 {
     refit_error why;
-    if (!store->hosted || !writes_over(store)) return REFIT_OK;
+    if (!writes_over(store)) return REFIT_OK;
     refit_status status = rft_ration_take(&store->ration, bytes, &why);
     RFT_REFUSE_IF(status != REFIT_OK, error, status,
                   "the bytes that the version writes over could not be kept for a rollback: %s; "
@@ -538,8 +556,9 @@ refit_status rft_store_afford(rft_store *store, uint64_t bytes, refit_error *err
 unsigned char *rft_store_begin_device_write(rft_store *store, uint32_t tensor)
 {
     const rft_manifest_tensor *place = &store->manifest->tensors[tensor];
-    if (!store->hosted) return NULL;
-    unsigned char *image = rft_slot_image(&store->slots[store->writing_slot]);
+    const rft_slot *slot = &store->slots[store->writing_slot];
+    if (slot->buffer == NULL) return NULL;
+    unsigned char *image = rft_slot_image(slot);
     for (uint32_t i = 0; writes_over(store) && i < place->blocks; i++) {
         undo_save(&store->undo, place->first_block + i, image);
     }

@@ -6,8 +6,8 @@
  * and an undo log gives the old bytes back. Every block is held against the committed version while
  * it is written, so that frames can leave out what did not change.
  *
- * Where all workers read the versions in a GPU's memory (gpu_store.h), a store keeps no bytes at
- * all: its slots are only numbers, and it has the names and digests of a version, but no bytes.
+ * A slot has memory only for a version that some worker reads on the host. One that all workers
+ * read in a GPU's memory has names and digests here, but no bytes.
  *
  * The readers of a slot are not known here: the caller of begin or rollback makes sure that there
  * are none, or calls renew first. One thread writes. Other threads read only `ready` and
@@ -38,6 +38,7 @@ typedef struct rft_slot {
     rft_buffer *buffer; /* NULL: no memory yet (rft_store_renew), or a store without bytes */
     uint64_t version;   /* of the bytes that lie there; 0: none */
     bool tainted;       /* a worker out of reach may still read it: renew, do not rewrite */
+    bool hosted;        /* the version has bytes here; guarded by the publisher's lock */
 } rft_slot;
 
 /* The old bytes of what a version overwrites, for a store with one slot. Its memory is reserved at
@@ -53,7 +54,6 @@ typedef struct rft_store {
     rft_manifest *manifest;   /* owned */
     rft_retire_list *retired; /* borrowed */
     bool shared; /* fresh slots are in shared memory, and workers may be offered to map them */
-    bool hosted; /* slots have memory, on this host */
     uint32_t slot_count;
     rft_slot slots[RFT_SLOTS_MOST];
     rft_undo undo;     /* open with one slot */
@@ -71,22 +71,23 @@ typedef struct rft_store {
     uint32_t *frames_left;  /* per frame: blocks not yet written */
     uint32_t *ready;        /* frames that are complete, in the order they became so */
     uint32_t ready_count;
+    bool sealed;          /* the newest version is */
     uint32_t missing;     /* tensors not yet written */
     uint32_t same_blocks; /* of the newest version */
     uint32_t *frame_of;   /* per block */
 } rft_store;
 
-/* Takes the manifest, on failure too. `shared`: slots in shared memory, or REFIT_ERR_SYSTEM. */
+/* Takes the manifest, on failure too. Slots get their memory from renew. `shared`: shared memory.
+ */
 refit_status rft_store_open(rft_manifest *manifest, uint32_t slots, bool shared,
                             rft_retire_list *retired, rft_store **out, refit_error *error);
-/* The same, without memory for the bytes. */
-refit_status rft_store_open_unhosted(rft_manifest *manifest, uint32_t slots,
-                                     rft_retire_list *retired, rft_store **out, refit_error *error);
 /* Its slots are retired. NULL is allowed. */
 void rft_store_close(rft_store *store);
 
 /* The slot that the next version goes to. */
 uint32_t rft_store_target(const rft_store *store);
+/* Gives a slot's memory back: a version in it has no bytes on this host. */
+void rft_store_empty(rft_store *store, uint32_t slot);
 /* Puts fresh memory in the place of a slot's, with the committed version's bytes if it had them; a
  * slot without them gives its memory back first. REFIT_ERR_SYSTEM: no shared memory;
  * REFIT_ERR_HOST_MEMORY. The slot with the committed version then stays as it was, the other has no
@@ -118,6 +119,12 @@ unsigned char *rft_store_begin_device_write(rft_store *store, uint32_t tensor);
 void rft_store_end_device_write(rft_store *store, uint32_t tensor);
 void rft_store_compare(rft_store *store, uint32_t tensor, const uint64_t *sum, rft_ready_fn ready,
                        void *user);
+/* Bytes on this host for a version that had none, some of which is written: after a renew of its
+ * slot, begin_device_write says where each written tensor goes. add_bytes, once all of them are
+ * there, makes the slot one that workers may be offered; drop_bytes leaves it without. With the
+ * publisher's lock held. */
+void rft_store_add_bytes(rft_store *store);
+void rft_store_drop_bytes(rft_store *store);
 /* Appends a frame to `ready`. */
 void rft_store_add_ready(rft_store *store, uint32_t frame);
 

@@ -129,8 +129,9 @@ static refit_status port_open(rft_port *port, refit_device *device, const refit_
         return status;
     }
     port->windows = windows;
-    port->pinned = rft_device_get_caps(device).needs_pinned &&
-                   rft_device_host_pin(device, windows, 2 * RFT_WINDOW_BYTES, NULL) == REFIT_OK;
+    port->pinned =
+        rft_device_get_caps(device).needs_pinned &&
+        rft_device_host_pin(device, windows, 2 * RFT_WINDOW_BYTES, false, NULL) == REFIT_OK;
     return REFIT_OK;
 }
 

@@ -41,6 +41,45 @@ void rft_catalog_release(rft_catalog *catalog)
     rft_free(catalog);
 }
 
+/* ---- Host memory, and its page-lock */
+
+static void memory_close(rft_segment *segment, rft_pinning *pinning)
+{
+    rft_pinning_close(pinning);
+    rft_segment_close(segment);
+}
+
+const rft_pinning *rft_image_pinning(const rft_image *image, const refit_device *device)
+{
+    const rft_pinning *pinning =
+        image->mapping != NULL ? &image->mapping->pinning : &image->pinning;
+    return pinning->device == device ? pinning : NULL;
+}
+
+refit_status rft_image_pin(rft_image *image, refit_device *device, uint64_t piece_bytes,
+                           refit_error *error)
+{
+    const rft_segment *segment = image->mapping != NULL ? &image->mapping->segment : &image->memory;
+    rft_pinning *pinning = image->mapping != NULL ? &image->mapping->pinning : &image->pinning;
+    bool read_only = image->mapping != NULL;
+    rft_pinning_close(pinning);
+    return rft_pinning_open(pinning, device, segment->memory, segment->bytes, piece_bytes,
+                            read_only, error);
+}
+
+void rft_image_abandon(rft_image *image)
+{
+    if (image->gpu != NULL) {
+        (void)rft_gpu_version_acquire(image->gpu);
+        image->gpu->reading = false; /* its mark in the lock stays, too */
+    } else if (image->mapping != NULL) {
+        image->mapping->users++;
+    } else {
+        image->memory = (rft_segment){.fd = -1};
+        image->pinning = (rft_pinning){0};
+    }
+}
+
 /* ---- Private images */
 
 /* Of RFT_IMAGES_MOST; NULL: REFIT_ERR_BUSY. */
@@ -70,7 +109,7 @@ refit_status rft_images_take_private(rft_images *images, rft_catalog *catalog, r
     if (image == NULL) return REFIT_ERR_BUSY;
     uint64_t bytes = catalog->manifest->store_bytes;
     if (image->memory.bytes < bytes) {
-        rft_segment_close(&image->memory);
+        memory_close(&image->memory, &image->pinning);
         RFT_TRY(rft_segment_create_private(&image->memory, bytes, error));
     }
     begin_use(image, catalog, image->memory.memory);
@@ -113,7 +152,7 @@ static refit_status get_mapping(rft_images *images, const char *name, uint64_t b
     *out = find_mapping(images, name, bytes);
     if (*out != NULL) return REFIT_OK;
     rft_mapping *unused = find_unused(images);
-    rft_segment_close(&unused->segment);
+    memory_close(&unused->segment, &unused->pinning);
     RFT_TRY(rft_segment_attach(&unused->segment, name, bytes, error));
     *out = unused;
     return REFIT_OK;
@@ -142,155 +181,34 @@ refit_status rft_images_take_shm(rft_images *images, rft_catalog *catalog, const
     return REFIT_OK;
 }
 
-/*
- * ---- Memory of a GPU
- *
- * Each block of the publisher is mapped once and kept from version to version, under its share lock
- * (store/segment.h), by whose name it is known; it is unmapped when the publisher has given it
- * up or another one needs the place. The order is that of segment.h: the lock is taken before
- * the memory is mapped and given back after it is unmapped, so that the publisher never frees
- * memory that is mapped here; and a reader marks itself first and then looks at the seqlock. A
- * publisher's offer is believed only as far as the device confirms it.
- *
- * An image that is lent to the user is marked on the lock as being read, so that the publisher,
- * should it have evicted this worker, does not write there. The user's own reads, on whatever
- * stream, are over before the update is closed.
- */
+/* ---- Memory of a GPU (gpu_memory.c) */
 
-static void gpu_mapping_close(rft_images *images, rft_gpu_mapping *mapping)
-{
-    if (mapping->memory == NULL) return;
-    rft_device_share_unmap(images->device, mapping->memory);
-    rft_share_lock_close(&mapping->share_lock);
-    *mapping = (rft_gpu_mapping){0};
-}
-
-static bool gpu_mapping_is_retired(const rft_gpu_mapping *mapping)
-{
-    return rft_seqlock_is_retired(rft_share_lock_seqlock(&mapping->share_lock));
-}
-
-static void trim_gpu(rft_images *images, bool retired_only)
-{
-    for (uint32_t i = 0; i < RFT_IMAGES_MOST; i++) {
-        rft_gpu_mapping *mapping = &images->gpu_mappings[i];
-        if (mapping->memory == NULL || mapping->users > 0) continue;
-        if (!retired_only || gpu_mapping_is_retired(mapping)) gpu_mapping_close(images, mapping);
-    }
-}
-
-void rft_images_trim_gpu(rft_images *images)
-{
-    trim_gpu(images, false);
-}
-
-void rft_images_trim_retired(rft_images *images)
-{
-    trim_gpu(images, true);
-}
-
-static rft_gpu_mapping *gpu_mapping_find(rft_images *images, const char *seqlock)
-{
-    for (uint32_t i = 0; i < RFT_IMAGES_MOST; i++) {
-        rft_gpu_mapping *mapping = &images->gpu_mappings[i];
-        if (mapping->memory != NULL && strcmp(mapping->share_lock.segment.name, seqlock) == 0) {
-            return mapping;
-        }
-    }
-    return NULL;
-}
-
-/* An empty place, or one that nothing uses. NULL: there is none, though an image is free: the GPU
- * still reads for one that was dropped. */
-static rft_gpu_mapping *gpu_mapping_make_place(rft_images *images)
-{
-    rft_gpu_mapping *unused = NULL;
-    rft_images_trim_retired(images);
-    for (uint32_t i = 0; i < RFT_IMAGES_MOST; i++) {
-        rft_gpu_mapping *mapping = &images->gpu_mappings[i];
-        if (mapping->memory == NULL) return mapping;
-        if (mapping->users == 0) unused = mapping;
-    }
-    if (unused != NULL) gpu_mapping_close(images, unused);
-    return unused;
-}
-
-static refit_status gpu_mapping_fill(rft_images *images, rft_gpu_mapping *mapping,
-                                     const rft_share *share, refit_error *error)
-{
-    void *memory = NULL;
-    RFT_TRY(rft_device_share_map(images->device, share, &memory, error));
-    if ((uintptr_t)memory % RFT_TENSOR_ALIGNMENT != 0) {
-        rft_device_share_unmap(images->device, memory);
-        return rft_fail(error, REFIT_ERR_PROTOCOL,
-                        "no version can lie where the publisher says in the GPU's memory");
-    }
-    mapping->memory = memory;
-    mapping->share = *share;
-    return REFIT_OK;
-}
-
-static refit_status gpu_mapping_open(rft_images *images, const rft_share *share,
-                                     const char *seqlock, rft_gpu_mapping **out, refit_error *error)
-{
-    rft_gpu_mapping *mapping = gpu_mapping_make_place(images);
-    RFT_REFUSE_IF(mapping == NULL, error, REFIT_ERR_BUSY,
-                  "the GPU still reads all of the publisher's memory that is mapped");
-    RFT_TRY(rft_share_lock_hold(&mapping->share_lock, seqlock, error));
-    refit_status status = gpu_mapping_fill(images, mapping, share, error);
-    if (status == REFIT_OK) {
-        *out = mapping;
-    } else {
-        rft_share_lock_close(&mapping->share_lock);
-    }
-    return status;
-}
-
-static bool is_same_share(const rft_share *a, const rft_share *b)
-{
-    return memcmp(a->handle, b->handle, sizeof a->handle) == 0 && a->offset == b->offset &&
-           a->bytes == b->bytes;
-}
-
-refit_status rft_images_take_gpu(rft_images *images, rft_catalog *catalog, const rft_share *share,
-                                 const char *lock, rft_image **out, refit_error *error)
+refit_status rft_images_take_gpu(rft_images *images, rft_catalog *catalog, rft_image **out,
+                                 refit_error *error)
 {
     rft_image *image = find_free(images->gpu, error);
     if (image == NULL) return REFIT_ERR_BUSY;
-    rft_gpu_mapping *mapping = gpu_mapping_find(images, lock);
-    RFT_REFUSE_IF(share->bytes < catalog->manifest->store_bytes ||
-                      (mapping != NULL && !is_same_share(&mapping->share, share)),
-                  error, REFIT_ERR_PROTOCOL,
-                  "the publisher offers another piece of the GPU's memory than the version needs");
-    if (mapping == NULL) RFT_TRY(gpu_mapping_open(images, share, lock, &mapping, error));
-    mapping->users++;
-    image->gpu = mapping;
-    image->seqlock = rft_share_lock_seqlock(&mapping->share_lock);
-    begin_use(image, catalog, mapping->memory);
+    begin_use(image, catalog, NULL);
     *out = image;
     return REFIT_OK;
 }
 
-static void gpu_mapping_unread(rft_gpu_mapping *mapping)
+refit_status rft_image_map_gpu(rft_images *images, rft_image *image, const char *lock,
+                               rft_view areas, rft_view places, refit_error *error)
 {
-    if (--mapping->readers == 0) rft_share_lock_unread(&mapping->share_lock);
-}
-
-/* Marks on the share lock that the user reads it. REFIT_ERR_STALE: the publisher has evicted this
- * worker, and the bytes are no longer the verified ones. */
-static refit_status gpu_mapping_read(rft_gpu_mapping *mapping, uint64_t generation,
-                                     refit_error *error)
-{
-    RFT_TRY(rft_share_lock_read(&mapping->share_lock, error));
-    mapping->readers++;
-    if (rft_seqlock_holds(rft_share_lock_seqlock(&mapping->share_lock), generation))
-        return REFIT_OK;
-    gpu_mapping_unread(mapping);
-    return rft_fail(error, REFIT_ERR_STALE,
-                    "the publisher has evicted this worker and writes over the version");
+    RFT_TRY(rft_gpu_memory_map(&images->gpu_memory, image->catalog->manifest, lock, areas, places,
+                               &image->gpu, error));
+    image->seqlock = rft_gpu_version_seqlock(image->gpu);
+    return REFIT_OK;
 }
 
 /* ---- Uses */
+
+const unsigned char *rft_image_tensor(const rft_image *image, uint32_t tensor)
+{
+    if (image->gpu != NULL) return image->gpu->tensors[tensor];
+    return image->bytes + image->catalog->manifest->tensors[tensor].offset;
+}
 
 unsigned char *rft_image_writable(rft_image *image)
 {
@@ -305,7 +223,7 @@ void rft_image_add_use(rft_image *image, rft_image_use use)
 
 refit_status rft_image_lend(rft_image *image, refit_error *error)
 {
-    if (image->gpu != NULL) RFT_TRY(gpu_mapping_read(image->gpu, image->generation, error));
+    if (image->gpu != NULL) RFT_TRY(rft_gpu_version_read(image->gpu, image->generation, error));
     rft_image_add_use(image, RFT_IMAGE_LENT);
     return REFIT_OK;
 }
@@ -313,7 +231,7 @@ refit_status rft_image_lend(rft_image *image, refit_error *error)
 static void leave_mappings(rft_image *image)
 {
     if (image->mapping != NULL) image->mapping->users--;
-    if (image->gpu != NULL) image->gpu->users--;
+    rft_gpu_version_release(image->gpu);
     image->mapping = NULL;
     image->gpu = NULL;
     image->seqlock = NULL;
@@ -323,7 +241,7 @@ void rft_image_drop_use(rft_image *image, rft_image_use use)
 {
     if (image == NULL || image->uses == 0) return;
     bool returned = (image->uses & (unsigned)use & RFT_IMAGE_LENT) != 0;
-    if (returned && image->gpu != NULL) gpu_mapping_unread(image->gpu);
+    if (returned && image->gpu != NULL) rft_gpu_version_unread(image->gpu);
     if (returned && image->mapping != NULL) rft_segment_reset_view(&image->mapping->segment);
     image->uses &= ~(unsigned)use;
     if (image->uses != 0) return;
@@ -349,16 +267,18 @@ bool rft_image_is_intact(const rft_image *image)
 void rft_images_trim_private(rft_images *images)
 {
     for (uint32_t i = 0; i < RFT_IMAGES_MOST; i++) {
-        if (images->private[i].uses == 0) rft_segment_close(&images->private[i].memory);
+        rft_image *image = &images->private[i];
+        if (image->uses == 0) memory_close(&image->memory, &image->pinning);
     }
 }
 
 void rft_images_trim_mappings(rft_images *images)
 {
     for (uint32_t i = 0; i < RFT_IMAGES_MOST; i++) {
-        if (images->mappings[i].users == 0) rft_segment_close(&images->mappings[i].segment);
+        rft_mapping *mapping = &images->mappings[i];
+        if (mapping->users == 0) memory_close(&mapping->segment, &mapping->pinning);
     }
-    rft_images_trim_gpu(images);
+    rft_gpu_memory_trim(&images->gpu_memory, false);
 }
 
 void rft_images_trim_replaced(rft_images *images)
@@ -367,8 +287,9 @@ void rft_images_trim_replaced(rft_images *images)
         rft_mapping *mapping = &images->mappings[i];
         bool unused = mapping->segment.memory != NULL && mapping->users == 0;
         if (unused && rft_segment_is_retired(&mapping->segment))
-            rft_segment_close(&mapping->segment);
+            memory_close(&mapping->segment, &mapping->pinning);
     }
+    rft_gpu_memory_trim(&images->gpu_memory, true);
 }
 
 void rft_images_close(rft_images *images)

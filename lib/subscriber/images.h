@@ -18,8 +18,9 @@
 #ifndef RFT_IMAGES_H
 #define RFT_IMAGES_H
 
-#include "device/device.h"
+#include "store/buffer.h"
 #include "store/segment.h"
+#include "subscriber/gpu_memory.h"
 #include "wire/manifest.h"
 
 /* A manifest and how many images and sessions refer to it. */
@@ -43,29 +44,21 @@ typedef enum rft_image_use {
 /* One segment of the publisher, mapped once for all images in it. */
 typedef struct rft_mapping {
     rft_segment segment;
+    rft_pinning pinning; /* of all of it, once the user copied from there to a GPU */
     uint32_t users;
 } rft_mapping;
 
-/* One block of the publisher in the GPU's memory, mapped once for all images in it. */
-typedef struct rft_gpu_mapping {
-    void *memory; /* of the device; NULL: not open */
-    rft_share share;
-    rft_share_lock share_lock;
-    uint32_t users;
-    uint32_t readers; /* of these, with the user */
-} rft_gpu_mapping;
-
 typedef struct rft_image {
     unsigned uses;              /* of rft_image_use; 0: free */
-    const unsigned char *bytes; /* catalog->manifest->store_bytes of them; of the device where
-                                   `gpu` is not NULL */
+    const unsigned char *bytes; /* catalog->manifest->store_bytes of them; NULL: of the GPU */
     const unsigned char *view;  /* what the user is given of them: the same, or such that what is
                                    written there stays there */
     rft_catalog *catalog;       /* NULL when free */
     rft_version_id id;          /* which version it is, once verified */
     rft_segment memory;         /* private images: kept while free, for the next version */
+    rft_pinning pinning;        /* of `memory`, as of a mapping */
     rft_mapping *mapping;       /* images in shared memory */
-    rft_gpu_mapping *gpu;       /* images in a GPU's memory */
+    rft_gpu_version *gpu;       /* images in a GPU's memory, once it is mapped */
     const rft_seqlock *seqlock; /* of shm and gpu; NULL: a private image */
     uint64_t generation;        /* of the seqlock when the image was verified */
 } rft_image;
@@ -77,9 +70,8 @@ typedef struct rft_images {
     rft_image shm[RFT_IMAGES_MOST];
     rft_mapping mappings[RFT_IMAGES_MOST];
 
-    refit_device *device; /* borrowed; NULL: there is no GPU to share */
     rft_image gpu[RFT_IMAGES_MOST];
-    rft_gpu_mapping gpu_mappings[RFT_IMAGES_MOST];
+    rft_gpu_memory gpu_memory;
 } rft_images;
 
 /* {0} is an empty one. Close frees all, also images in use. */
@@ -97,12 +89,26 @@ refit_status rft_images_take_private(rft_images *images, rft_catalog *catalog, r
 refit_status rft_images_take_shm(rft_images *images, rft_catalog *catalog, const char *name,
                                  uint64_t offset, rft_image **out, refit_error *error);
 
-/* The version's image where `share` says, in the memory of `device`, under the share lock `lock`;
- * in use as STAGED. REFIT_ERR_BUSY: as for the other kinds. REFIT_ERR_NOT_FOUND: the publisher has
- * given it up, another offer follows. REFIT_ERR_PROTOCOL: it cannot hold the version. Else it could
- * not be mapped, and the status says why. */
-refit_status rft_images_take_gpu(rft_images *images, rft_catalog *catalog, const rft_share *share,
-                                 const char *lock, rft_image **out, refit_error *error);
+/* An image for a version in the GPU's memory, in use as STAGED. REFIT_ERR_BUSY: as for the other
+ * kinds. */
+refit_status rft_images_take_gpu(rft_images *images, rft_catalog *catalog, rft_image **out,
+                                 refit_error *error);
+/* Where its bytes are, as LEND says; what rft_gpu_memory_map answers. */
+refit_status rft_image_map_gpu(rft_images *images, rft_image *image, const char *lock,
+                               rft_view areas, rft_view places, refit_error *error);
+
+/* The page-lock of the image's host memory for copies to a device; NULL: there is none. By the
+ * user, who has the image lent, as the next one. */
+const rft_pinning *rft_image_pinning(const rft_image *image, const refit_device *device);
+/* Takes it; it stays until the memory is given back. REFIT_ERR_PIN, REFIT_ERR_HOST_MEMORY. */
+refit_status rft_image_pin(rft_image *image, refit_device *device, uint64_t piece_bytes,
+                           refit_error *error);
+/* A device may read the image for ever: its memory is never given back. Once no other thread uses
+ * the images. */
+void rft_image_abandon(rft_image *image);
+
+/* The first byte of a tensor: of the device where `gpu` is not NULL. */
+const unsigned char *rft_image_tensor(const rft_image *image, uint32_t tensor);
 
 /* The memory to write frames to: of a private image that is STAGED and nothing else. */
 unsigned char *rft_image_writable(rft_image *image);
@@ -123,14 +129,8 @@ bool rft_image_is_intact(const rft_image *image);
 void rft_images_trim_private(rft_images *images);
 /* Gives back the mappings that nothing uses, of shared memory and of the GPU's. */
 void rft_images_trim_mappings(rft_images *images);
-
-/* Gives back unused mappings of shared memory that the publisher has replaced by other: it would
- * stay in memory for their sake. */
+/* The same, but only of memory that the publisher has replaced or given up: it would stay there for
+ * their sake. */
 void rft_images_trim_replaced(rft_images *images);
-
-/* Unmaps the GPU's memory that nothing uses. */
-void rft_images_trim_gpu(rft_images *images);
-/* The same, but only memory that the publisher has given up. */
-void rft_images_trim_retired(rft_images *images);
 
 #endif

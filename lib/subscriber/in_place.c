@@ -195,11 +195,12 @@ static apply_run run_of(const rft_block *blocks, uint32_t most, apply_cast cast)
     return run;
 }
 
-/* Makes bytes of the image readable for the CPU: bytes on a device are fetched into `window`. */
-static refit_status read_image(const rft_in_place_source *source, uint64_t offset, uint64_t bytes,
-                               unsigned char *window, const unsigned char **out, refit_error *error)
+/* Makes bytes of a tensor readable for the CPU: bytes on a device are fetched into `window`. */
+static refit_status read_image(const rft_in_place_source *source, uint32_t tensor, uint64_t offset,
+                               uint64_t bytes, unsigned char *window, const unsigned char **out,
+                               refit_error *error)
 {
-    const unsigned char *from = source->image->bytes + offset;
+    const unsigned char *from = rft_image_tensor(source->image, tensor) + offset;
     *out = source->device == NULL ? from : window;
     if (source->device == NULL) return REFIT_OK;
     return refit_stream_copy(source->device, REFIT_STREAM_NONE, window, from, bytes, error);
@@ -209,7 +210,9 @@ static refit_status read_image(const rft_in_place_source *source, uint64_t offse
 static refit_status read_run(const rft_in_place *place, const rft_in_place_source *source,
                              const apply_run *run, const unsigned char **out, refit_error *error)
 {
-    RFT_TRY(read_image(source, run->blocks[0].offset, run->bytes, place->to.source, out, error));
+    const rft_block *first = &run->blocks[0];
+    RFT_TRY(read_image(source, first->tensor, first->tensor_offset, run->bytes, place->to.source,
+                       out, error));
     if (!casts(run->cast)) return REFIT_OK;
     convert(run->cast.from, run->cast.to, place->to.converted, *out,
             run->bytes / run->cast.from_width);
@@ -271,17 +274,18 @@ static uint32_t original_of(const rft_manifest *manifest, uint32_t tensor)
 #define COMPARE_BYTES (RFT_WINDOW_BYTES / 2)
 
 static refit_status compare(const rft_in_place *place, const rft_in_place_source *source,
-                            const rft_manifest_tensor *a, const rft_manifest_tensor *b, bool *equal,
-                            refit_error *error)
+                            uint32_t one, uint32_t other, bool *equal, refit_error *error)
 {
+    const rft_manifest_tensor *tensors = source->image->catalog->manifest->tensors;
+    const rft_manifest_tensor *a = &tensors[one], *b = &tensors[other];
     unsigned char *window = place->to.source;
     *equal = a->dtype == b->dtype && a->bytes == b->bytes;
     for (uint64_t done = 0, bytes; *equal && done < a->bytes; done += bytes) {
-        const unsigned char *one, *other;
+        const unsigned char *these, *those;
         bytes = a->bytes - done < COMPARE_BYTES ? a->bytes - done : COMPARE_BYTES;
-        RFT_TRY(read_image(source, a->offset + done, bytes, window, &one, error));
-        RFT_TRY(read_image(source, b->offset + done, bytes, window + COMPARE_BYTES, &other, error));
-        *equal = memcmp(one, other, bytes) == 0;
+        RFT_TRY(read_image(source, one, done, bytes, window, &these, error));
+        RFT_TRY(read_image(source, other, done, bytes, window + COMPARE_BYTES, &those, error));
+        *equal = memcmp(these, those, bytes) == 0;
     }
     return REFIT_OK;
 }
@@ -293,8 +297,7 @@ static refit_status check_equal(const rft_in_place *place, const rft_in_place_so
 {
     const rft_manifest *manifest = source->image->catalog->manifest;
     bool equal;
-    RFT_TRY(compare(place, source, &manifest->tensors[tensor], &manifest->tensors[other], &equal,
-                    error));
+    RFT_TRY(compare(place, source, tensor, other, &equal, error));
     RFT_REFUSE_IF(!equal, error, REFIT_ERR_INVALID,
                   "'%.64s' and '%.64s' have one memory here, but differ in the version: untie them "
                   "here, so that each has its own memory, or tie them at the trainer",

@@ -49,15 +49,15 @@ static void gpu_verify_begin(rft_gpu_verify *verify, refit_device *device,
     verify->done = false;
 }
 
-/* Drops the mapping if nothing reads there any more. */
+/* Drops the version if the GPU reads there no more. */
 static void let_go(rft_gpu_verify *verify, uint32_t timeout_ms)
 {
     if (rft_copy_queue_is_busy(verify->copy_queue)) {
         (void)rft_copy_queue_wait(verify->copy_queue, timeout_ms, NULL);
     }
-    if (rft_copy_queue_is_busy(verify->copy_queue) || verify->mapping == NULL) return;
-    verify->mapping->users--;
-    verify->mapping = NULL;
+    if (rft_copy_queue_is_busy(verify->copy_queue)) return;
+    rft_gpu_version_release(verify->version);
+    verify->version = NULL;
 }
 
 static refit_status start(rft_gpu_verify *verify, refit_error *error)
@@ -73,8 +73,7 @@ static refit_status start(rft_gpu_verify *verify, refit_error *error)
     verify->tensor = 0;
     verify->offset = 0;
     verify->asked = 0;
-    verify->mapping = verify->image->gpu;
-    verify->mapping->users++;
+    verify->version = rft_gpu_version_acquire(verify->image->gpu);
     verify->started = true;
     return REFIT_OK;
 }
@@ -88,9 +87,9 @@ static refit_status ask(rft_gpu_verify *verify, uint64_t most, refit_error *erro
         if (tensor->alias_of != REFIT_NO_ALIAS || verify->offset == tensor->bytes) continue;
         uint64_t left = tensor->bytes - verify->offset;
         verify->asked = left <= most ? left : most - most % sizeof(uint64_t);
-        return rft_copy_queue_digest(verify->copy_queue,
-                                     verify->image->bytes + tensor->offset + verify->offset,
-                                     verify->asked, verify->offset, error);
+        return rft_copy_queue_digest(
+            verify->copy_queue, rft_image_tensor(verify->image, verify->tensor) + verify->offset,
+            verify->asked, verify->offset, error);
     }
     return REFIT_OK;
 }
@@ -113,7 +112,7 @@ static refit_status gpu_verify_part(rft_gpu_verify *verify, const rft_message *s
 {
     if (!verify->started) {
         let_go(verify, GPU_WAIT_MS);
-        return verify->mapping == NULL ? start(verify, error) : REFIT_OK;
+        return verify->version == NULL ? start(verify, error) : REFIT_OK;
     }
     if (verify->asked == 0) RFT_TRY(ask(verify, most, error));
     if (verify->asked > 0) return answer(verify, error);
@@ -177,6 +176,8 @@ void rft_receive_close(rft_receive *receive)
     gpu_verify_close(&receive->gpu, receive->config->broadcast_linger_ms);
     close_reassembly(receive);
     rft_bytes_close(&receive->tensor_digests);
+    rft_bytes_close(&receive->areas);
+    rft_bytes_close(&receive->places);
 }
 
 void rft_receive_drop(rft_receive *receive)
@@ -203,13 +204,14 @@ rft_image *rft_receive_take(rft_receive *receive)
 /* Notes where the version lies, or that it comes in frames. */
 static void place(rft_receive *receive, const rft_message *offer)
 {
-    rft_view share = offer->as.offer.share;
-    bool gpu = share.count > 0;
-    rft_view name = gpu ? offer->as.offer.seqlock : offer->as.offer.segment;
-    receive->path = gpu ? REFIT_PATH_CUDA_IPC : name.count > 0 ? REFIT_PATH_SHM : REFIT_PATH_SOCKET;
+    rft_view name = offer->as.offer.segment;
+    receive->path = offer->as.offer.lent ? REFIT_PATH_CUDA_IPC
+                    : name.count > 0     ? REFIT_PATH_SHM
+                                         : REFIT_PATH_SOCKET;
     rft_view_print(name, receive->segment, sizeof receive->segment);
     receive->segment_offset = offer->as.offer.segment_offset;
-    if (gpu) (void)rft_share_read(share, &receive->share, NULL); /* its length is the decoder's */
+    receive->lock[0] = '\0';
+    receive->unmappable = false;
 }
 
 static refit_status check_offer(const rft_message *offer, const rft_manifest *manifest,
@@ -223,9 +225,8 @@ static refit_status check_offer(const rft_message *offer, const rft_manifest *ma
                   (unsigned long long)offer->as.offer.version,
                   (unsigned long long)offer->as.offer.bytes, offer->as.offer.frames,
                   (unsigned long long)manifest->payload_bytes, manifest->frame_count);
-    RFT_REFUSE_IF(offer->as.offer.segment.count >= RFT_SEGMENT_NAME_BYTES ||
-                      offer->as.offer.seqlock.count >= RFT_SEGMENT_NAME_BYTES,
-                  error, REFIT_ERR_PROTOCOL, "a segment's name of more than %u bytes is offered",
+    RFT_REFUSE_IF(offer->as.offer.segment.count >= RFT_SEGMENT_NAME_BYTES, error,
+                  REFIT_ERR_PROTOCOL, "a segment's name of more than %u bytes is offered",
                   RFT_SEGMENT_NAME_BYTES - 1);
     return REFIT_OK;
 }
@@ -311,21 +312,29 @@ static void use_credit(rft_receive *receive, uint32_t sequence, uint64_t payload
 
 /* ---- In the publisher's memory */
 
-/* Gets the image in the publisher's memory. */
-static refit_status map_image(rft_receive *receive, refit_error *error)
+/* Gets the image in the publisher's memory; where in a GPU's memory it lies, LEND says. */
+static refit_status take_mapped(rft_receive *receive, refit_error *error)
 {
     if (receive->path == REFIT_PATH_CUDA_IPC) {
-        return rft_images_take_gpu(receive->images, receive->catalog, &receive->share,
-                                   receive->segment, &receive->image, error);
+        return rft_images_take_gpu(receive->images, receive->catalog, &receive->image, error);
     }
     return rft_images_take_shm(receive->images, receive->catalog, receive->segment,
                                receive->segment_offset, &receive->image, error);
 }
 
-bool rft_receive_is_unmappable(const rft_receive *receive, const refit_error *why)
+/* LEND has come, and SEAL. */
+static refit_status map_gpu(rft_receive *receive, refit_error *error)
 {
-    bool mapping = receive->phase == RFT_RECEIVE_WAITING && receive->path == REFIT_PATH_CUDA_IPC;
-    return mapping && why->status != REFIT_ERR_NOT_FOUND && why->status != REFIT_ERR_PROTOCOL;
+    refit_status status =
+        rft_image_map_gpu(receive->images, receive->image, receive->lock,
+                          rft_bytes_view(&receive->areas), rft_bytes_view(&receive->places), error);
+    if (status == REFIT_OK) {
+        rft_gpu_version_seal(receive->image->gpu, receive->catalog->manifest,
+                             rft_bytes_view(&receive->tensor_digests));
+    }
+    receive->unmappable = status != REFIT_OK && status != REFIT_ERR_NOT_FOUND &&
+                          status != REFIT_ERR_PROTOCOL && status != REFIT_ERR_BUSY;
+    return status;
 }
 
 /* SEAL, as it came. */
@@ -351,7 +360,7 @@ static refit_status check_mapped(rft_receive *receive, refit_error *error)
     if (receive->config->broadcast_verify == REFIT_VERIFY_ALWAYS) {
         receive->cursor = (rft_image_cursor){0};
         if (receive->path == REFIT_PATH_CUDA_IPC) {
-            gpu_verify_begin(&receive->gpu, receive->images->device, receive->config,
+            gpu_verify_begin(&receive->gpu, receive->images->gpu_memory.device, receive->config,
                              receive->image);
         }
         receive->phase = RFT_RECEIVE_VERIFYING;
@@ -389,6 +398,9 @@ refit_status rft_receive_verify(rft_receive *receive, refit_error *error)
 static refit_status check_complete(rft_receive *receive, refit_error *error)
 {
     if (receive->phase != RFT_RECEIVE_FETCHING || !receive->sealed) return REFIT_OK;
+    bool gpu = receive->path == REFIT_PATH_CUDA_IPC;
+    if (gpu && receive->lock[0] == '\0') return REFIT_OK;
+    if (gpu) RFT_TRY(map_gpu(receive, error));
     if (receive->path != REFIT_PATH_SOCKET) return check_mapped(receive, error);
     if (!rft_reassembly_complete(receive->reassembly)) return REFIT_OK;
     rft_message seal = seal_of(receive);
@@ -399,7 +411,7 @@ static refit_status check_complete(rft_receive *receive, refit_error *error)
 
 static refit_status take_image(rft_receive *receive, const rft_image *held, refit_error *error)
 {
-    if (receive->path != REFIT_PATH_SOCKET) return map_image(receive, error);
+    if (receive->path != REFIT_PATH_SOCKET) return take_mapped(receive, error);
     RFT_TRY(check_base(receive, held, error));
     RFT_TRY(rft_images_take_private(receive->images, receive->catalog, &receive->image, error));
     return prepare_reassembly(receive, receive->base == 0 ? NULL : held->bytes, error);
@@ -407,6 +419,8 @@ static refit_status take_image(rft_receive *receive, const rft_image *held, refi
 
 refit_status rft_receive_start(rft_receive *receive, const rft_image *held, refit_error *error)
 {
+    if (receive->phase == RFT_RECEIVE_FETCHING && receive->path == REFIT_PATH_CUDA_IPC)
+        return check_complete(receive, error);
     if (receive->phase != RFT_RECEIVE_WAITING) return REFIT_OK;
     RFT_TRY(take_image(receive, held, error));
     receive->phase = RFT_RECEIVE_FETCHING;
@@ -455,10 +469,31 @@ refit_status rft_receive_frame(rft_receive *receive, const rft_message *frame, r
     return check_complete(receive, error);
 }
 
+static bool is_expected(const rft_receive *receive, uint64_t version)
+{
+    bool open = receive->phase == RFT_RECEIVE_WAITING || receive->phase == RFT_RECEIVE_FETCHING;
+    return open && version == receive->version;
+}
+
+refit_status rft_receive_lend(rft_receive *receive, const rft_message *lend, refit_error *error)
+{
+    if (!is_expected(receive, lend->as.lend.version) || receive->path != REFIT_PATH_CUDA_IPC)
+        return REFIT_OK;
+    RFT_REFUSE_IF(lend->as.lend.lock.count >= sizeof receive->lock, error, REFIT_ERR_PROTOCOL,
+                  "a lock's name of more than %u bytes is lent", RFT_SEGMENT_NAME_BYTES - 1);
+    rft_bytes_reset(&receive->areas);
+    rft_bytes_reset(&receive->places);
+    RFT_TRY(rft_bytes_append(&receive->areas, lend->as.lend.areas.data, lend->as.lend.areas.count,
+                             error));
+    RFT_TRY(rft_bytes_append(&receive->places, lend->as.lend.places.data,
+                             lend->as.lend.places.count, error));
+    rft_view_print(lend->as.lend.lock, receive->lock, sizeof receive->lock);
+    return check_complete(receive, error);
+}
+
 refit_status rft_receive_seal(rft_receive *receive, const rft_message *seal, refit_error *error)
 {
-    bool ours = receive->phase == RFT_RECEIVE_WAITING || receive->phase == RFT_RECEIVE_FETCHING;
-    if (!ours || seal->as.seal.version != receive->version) return REFIT_OK;
+    if (!is_expected(receive, seal->as.seal.version)) return REFIT_OK;
     const rft_manifest *manifest = receive->catalog->manifest;
     RFT_REFUSE_IF(
         seal->as.seal.tensors.count != (size_t)manifest->originals * 8, error, REFIT_ERR_PROTOCOL,

@@ -28,7 +28,7 @@ typedef struct rft_gpu_verify {
     const refit_config *config; /* borrowed */
     rft_copy_queue *copy_queue;
     rft_image *image;         /* to verify; NULL: none */
-    rft_gpu_mapping *mapping; /* in use while its bytes may be read; NULL: none is */
+    rft_gpu_version *version; /* whose bytes may be read by the GPU; NULL: none */
     uint64_t *sums;           /* per tensor */
     uint32_t tensor;          /* reached */
     uint64_t offset;          /* in it */
@@ -58,9 +58,12 @@ typedef struct rft_receive {
     uint64_t version;
     uint64_t base;
     refit_path path;
-    char segment[RFT_SEGMENT_NAME_BYTES]; /* of the store, or of the share lock */
+    char segment[RFT_SEGMENT_NAME_BYTES]; /* of the store */
     uint64_t segment_offset;
-    rft_share share;
+    char lock[RFT_SEGMENT_NAME_BYTES]; /* of LEND; empty: it has not come */
+    rft_bytes areas;                   /* of LEND */
+    rft_bytes places;                  /* of LEND */
+    bool unmappable;                   /* what LEND names could not be mapped */
     int64_t offered_at;
     int64_t deadline;
     bool sealed;
@@ -92,18 +95,16 @@ void rft_receive_close(rft_receive *receive);
 refit_status rft_receive_offer(rft_receive *receive, const rft_message *offer, rft_catalog *catalog,
                                uint32_t window, int64_t now, refit_error *error);
 
-/* Whether the image cannot be had because the GPU's memory could not be mapped, after `why` from
- * start. */
-bool rft_receive_is_unmappable(const rft_receive *receive, const refit_error *why);
-
-/* Gets an image and asks for frames. `held` is the version that the worker holds in this epoch,
- * with its image; NULL: none. REFIT_ERR_BUSY: no image is free, start again later. REFIT_ERR_STALE:
- * the worker does not hold the base. REFIT_ERR_HOST_MEMORY, _SYSTEM, … */
+/* Gets an image and asks for frames; once more, if the GPU's memory was busy. `held` is the version
+ * that the worker holds in this epoch, with its image; NULL: none. REFIT_ERR_BUSY: no image is
+ * free, start again later. REFIT_ERR_STALE: the worker does not hold the base.
+ * REFIT_ERR_HOST_MEMORY, _SYSTEM, … */
 refit_status rft_receive_start(rft_receive *receive, const rft_image *held, refit_error *error);
 
 /* Messages about another version are ignored. */
 refit_status rft_receive_frame(rft_receive *receive, const rft_message *frame, rft_view payload,
                                refit_error *error);
+refit_status rft_receive_lend(rft_receive *receive, const rft_message *lend, refit_error *error);
 refit_status rft_receive_seal(rft_receive *receive, const rft_message *seal, refit_error *error);
 
 /* Digests the next part of the image while VERIFYING: a part is short against a heartbeat, so the

@@ -122,13 +122,13 @@ static bool is_required(const rft_session *session)
 /* Whether it may say HELLO: with broadcast.gpu: require not before it has a device. */
 static bool is_ready(const rft_session *session)
 {
-    return session->images.device != NULL || !is_required(session);
+    return session->images.gpu_memory.device != NULL || !is_required(session);
 }
 
 /* The GPU to name with HELLO; empty: none. */
 static rft_view gpu_to_name(const rft_session *session)
 {
-    bool named = session->images.device != NULL && session->no_gpu[0] == '\0';
+    bool named = session->images.gpu_memory.device != NULL && session->no_gpu[0] == '\0';
     return named ? (rft_view){session->uuid, sizeof session->uuid} : (rft_view){0};
 }
 
@@ -291,49 +291,68 @@ void rft_session_leave(rft_session *session)
 /*
  * ---- The GPU that worker and trainer may share
  *
- * The worker names its GPU with HELLO, and joins on it if WELCOME names the same and the probe
- * could be opened; without shared memory the publisher would not know which workers read the GPU.
- * Where the memory can then not be mapped after all (another container, a driver that refuses), the
- * worker joins once more without its GPU, and takes its versions another way, unless its own
- * broadcast.gpu is require.
+ * The worker names its GPU with HELLO, and joins on it if WELCOME has a share of the same GPU that
+ * can be mapped (not where another container or a driver prevents that), and the probe could be
+ * opened: without shared memory the publisher would not know which workers read the GPU. Where the
+ * memory of a version can then not be mapped after all, the worker joins once more without its GPU,
+ * and takes its versions another way, unless its own broadcast.gpu is require.
  */
 
 void rft_session_use_device(rft_session *session, refit_device *device, int64_t now)
 {
     rft_device_caps caps = rft_device_get_caps(device);
     memcpy(session->uuid, caps.uuid, sizeof session->uuid);
-    session->images.device = device;
+    session->images.gpu_memory.device = device;
     session->no_gpu[0] = '\0';
     rft_session_disconnect(session, 0, now);
     session->names_gpu = true;
 }
 
-/* Empty: the worker is on the trainer's GPU, and can share it. */
-static void find_obstacle(const rft_session *session, rft_view theirs, char *text, size_t room)
+/* Empty: the worker is on the trainer's GPU, and can share it. `share` is WELCOME's. */
+static void find_obstacle(const rft_session *session, rft_view share, char *text, size_t room)
 {
     char uuid[RFT_UUID_TEXT_BYTES];
+    rft_share theirs;
+    bool lends = rft_share_read(share, &theirs, NULL) == REFIT_OK;
     text[0] = '\0';
     if (session->no_gpu[0] != '\0') {
         rft_text_say(text, room, "%s", session->no_gpu);
+    } else if (session->unmappable_epoch == session->report.epoch) {
+        rft_text_say(text, room, "%s", session->unmappable);
     } else if (session->proof == 0) {
         rft_text_say(text, room, "no shared memory in which to mark readers of the GPU: %s",
                      session->why_not);
-    } else if (theirs.count == 0) {
-        snprintf(text, room, "the trainer shows no GPU's memory");
-    } else if (!rft_uuid_equal(theirs.data, session->uuid)) {
-        rft_uuid_print(theirs.data, uuid);
+    } else if (!lends) {
+        snprintf(text, room, "the trainer lends no GPU's memory");
+    } else if (!rft_uuid_equal(theirs.uuid, session->uuid)) {
+        rft_uuid_print(theirs.uuid, uuid);
         snprintf(text, room, "the trainer is on another GPU, %s", uuid);
     }
 }
 
+/* Whether memory that the trainer lends can be mapped here. */
+static void try_share(rft_session *session, rft_view share, char *text, size_t room)
+{
+    rft_share theirs;
+    refit_error why;
+    (void)rft_share_read(share, &theirs, NULL);
+    if (rft_gpu_memory_probe(&session->images.gpu_memory, &theirs, &why) == REFIT_OK) return;
+    session->unmappable_epoch = session->report.epoch;
+    rft_text_say(session->unmappable, sizeof session->unmappable, "%s", why.text);
+    rft_text_say(text, room, "%s", why.text);
+    rft_log(REFIT_LOG_WARNING, "worker %s takes its versions another way than from its GPU: %s",
+            session->identity->worker, text);
+}
+
 /* Takes the trainer's GPU for the path if it is this worker's, else notes the reason in `why_not`.
  */
-static void find_gpu(rft_session *session, rft_view theirs)
+static void find_gpu(rft_session *session, rft_view share)
 {
     char why[sizeof session->why_not];
     session->on_gpu = false;
-    if (session->images.device == NULL) return;
-    find_obstacle(session, theirs, why, sizeof why);
+    if (session->images.gpu_memory.device == NULL) return;
+    find_obstacle(session, share, why, sizeof why);
+    if (why[0] == '\0') try_share(session, share, why, sizeof why);
     session->on_gpu = why[0] == '\0';
     if (session->on_gpu) session->report.path = REFIT_PATH_CUDA_IPC;
     memcpy(session->why_not, why, sizeof why);
@@ -341,22 +360,22 @@ static void find_gpu(rft_session *session, rft_view theirs)
 
 /* Whether it has joined another way, and a WELCOME that names this GPU shows that it could be on
  * it: the trainer said so between two HELLOs. */
-static bool could_use_gpu(const rft_session *session, rft_view theirs)
+static bool could_use_gpu(const rft_session *session, rft_view share)
 {
     char why[sizeof session->why_not];
-    if (session->on_gpu || session->images.device == NULL) return false;
-    find_obstacle(session, theirs, why, sizeof why);
+    if (session->on_gpu || session->images.gpu_memory.device == NULL) return false;
+    find_obstacle(session, share, why, sizeof why);
     return why[0] == '\0';
 }
 
 /* With broadcast.gpu: require. True: there is no such path, and the connection has ended. */
-static bool needs_gpu(rft_session *session, rft_view theirs, int64_t now)
+static bool needs_gpu(rft_session *session, rft_view share, int64_t now)
 {
     if (!is_required(session) || session->on_gpu) return false;
-    bool later = theirs.count == 0 && session->proof != 0;
+    bool later = share.count == 0 && session->proof != 0;
     if (later) {
         defer(session,
-              "broadcast.gpu is require here, and the trainer shows no GPU's "
+              "broadcast.gpu is require here, and the trainer lends no GPU's "
               "memory",
               now);
     } else {
@@ -415,6 +434,15 @@ static refit_status advance(rft_session *session, bool *staged, refit_error *err
     return status == REFIT_ERR_BUSY ? REFIT_OK : status;
 }
 
+static void lose_version(rft_session *session, const refit_error *why, int64_t now)
+{
+    if (session->receive.unmappable) {
+        leave_gpu(session, why, now);
+    } else {
+        abort_update(session, session->receive.version, why, now);
+    }
+}
+
 /* Goes as far with the offered version as it can: start, staged, or failed. */
 static void proceed(rft_session *session, int64_t now)
 {
@@ -425,10 +453,8 @@ static void proceed(rft_session *session, int64_t now)
     bool staged;
     session->report.state = RFT_SESSION_STAGING;
     refit_status status = advance(session, &staged, &why);
-    if (status != REFIT_OK && rft_receive_is_unmappable(&session->receive, &why)) {
-        leave_gpu(session, &why, now);
-    } else if (status != REFIT_OK) {
-        abort_update(session, session->receive.version, &why, now);
+    if (status != REFIT_OK) {
+        lose_version(session, &why, now);
     } else if (staged) {
         session->report.state = RFT_SESSION_STAGED;
         session->report.stage_seconds = rft_seconds(now - session->receive.offered_at);
@@ -502,7 +528,7 @@ static void find_path(rft_session *session, const rft_message *welcome)
     bool chosen = session->config->broadcast_shm == REFIT_SHM_OFF ||
                   welcome->as.welcome.probe.count == 0; /* by the configuration of an end */
     if (session->proof == 0 && !chosen) warn_of_socket(session);
-    find_gpu(session, welcome->as.welcome.gpu);
+    find_gpu(session, welcome->as.welcome.share);
 }
 
 static void send_join(rft_session *session)
@@ -547,7 +573,7 @@ static void drop_useless_base(rft_session *session)
 /* WELCOME to a HELLO that was sent twice. */
 static void answer_again(rft_session *session, const rft_message *welcome, int64_t now)
 {
-    if (could_use_gpu(session, welcome->as.welcome.gpu)) {
+    if (could_use_gpu(session, welcome->as.welcome.share)) {
         rft_session_disconnect(session, 0, now);
     } else {
         send_join(session);
@@ -580,7 +606,7 @@ static void answer_welcome(rft_session *session, const rft_message *message, rft
         end_session(session, REFIT_ERR_SYSTEM, session->why_not, now);
         return;
     }
-    if (needs_gpu(session, message->as.welcome.gpu, now)) return;
+    if (needs_gpu(session, message->as.welcome.share, now)) return;
     drop_useless_base(session);
     send_join(session);
 }
@@ -660,8 +686,8 @@ static refit_status check_offer(const rft_session *session, const rft_message *o
                   "version %" PRIu64 " is offered after version %" PRIu64, version, held->version);
     RFT_REFUSE_IF(offer->as.offer.segment.count > 0 && session->proof == 0, error,
                   REFIT_ERR_PROTOCOL, "shared memory is offered to a worker that cannot open it");
-    RFT_REFUSE_IF(offer->as.offer.share.count > 0 && !session->on_gpu, error, REFIT_ERR_PROTOCOL,
-                  "a GPU's memory is offered to a worker that is not on it");
+    RFT_REFUSE_IF(offer->as.offer.lent && !session->on_gpu, error, REFIT_ERR_PROTOCOL,
+                  "a GPU's memory is lent to a worker that is not on it");
     bool known =
         session->catalog != NULL &&
         rft_digest128_equal(&session->catalog->manifest->digest, &offer->as.offer.manifest);
@@ -693,11 +719,11 @@ static void answer_offer(rft_session *session, const rft_message *message, rft_v
     abort_update(session, message->as.offer.version, &why, now);
 }
 
-/* After a step of receiving: proceeds, or gives up the version. */
+/* After a step of receiving: proceeds, perhaps later, or gives up the version. */
 static void follow(rft_session *session, refit_status status, const refit_error *why, int64_t now)
 {
-    if (status != REFIT_OK) {
-        abort_update(session, session->receive.version, why, now);
+    if (status != REFIT_OK && status != REFIT_ERR_BUSY) {
+        lose_version(session, why, now);
     } else {
         proceed(session, now);
     }
@@ -708,6 +734,15 @@ static void answer_frame(rft_session *session, const rft_message *message, rft_v
 {
     refit_error why;
     refit_status status = rft_receive_frame(&session->receive, message, payload, &why);
+    follow(session, status, &why, now);
+}
+
+static void answer_lend(rft_session *session, const rft_message *message, rft_view payload,
+                        int64_t now)
+{
+    (void)payload;
+    refit_error why;
+    refit_status status = rft_receive_lend(&session->receive, message, &why);
     follow(session, status, &why, now);
 }
 
@@ -791,7 +826,6 @@ static void answer_beat(rft_session *session, const rft_message *message, rft_vi
     (void)message;
     (void)payload;
     refit_error why;
-    rft_images_trim_retired(&session->images);
     rft_images_trim_replaced(&session->images);
     refit_status status = rft_receive_beat(&session->receive, session->heartbeat_ms, now, &why);
     follow(session, status, &why, now);
@@ -811,8 +845,9 @@ static const struct answer_rule {
     [RFT_WELCOME] = {answer_welcome, true}, [RFT_REFUSE] = {answer_refuse, true},
     [RFT_BYE] = {answer_bye, true},         [RFT_MANIFEST] = {answer_manifest, false},
     [RFT_OFFER] = {answer_offer, false},    [RFT_FRAME] = {answer_frame, false},
-    [RFT_SEAL] = {answer_seal, false},      [RFT_COMMIT] = {answer_commit, false},
-    [RFT_ABORT] = {answer_abort, false},    [RFT_BEAT] = {answer_beat, false},
+    [RFT_LEND] = {answer_lend, false},      [RFT_SEAL] = {answer_seal, false},
+    [RFT_COMMIT] = {answer_commit, false},  [RFT_ABORT] = {answer_abort, false},
+    [RFT_BEAT] = {answer_beat, false},
 };
 
 /* The epoch that a message names, or ours if its kind names none. */

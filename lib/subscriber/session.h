@@ -52,10 +52,12 @@ typedef struct rft_session {
     bool names_gpu; /* the next HELLO is the first to name it: no WELCOME before answers that */
     char no_gpu[RFT_SENTENCE_BYTES]; /* why that device is not named, until the connection ends;
                                         empty: it is */
-    rft_catalog *catalog;            /* of the last MANIFEST; NULL: none, or it was refused */
-    refit_error manifest_failure;    /* why it was refused; an OFFER that needs it is answered so */
-    int64_t rejected_since;          /* the trainer's keys and ours do not fit; 0: they may */
-    int64_t rejected_last;           /* when that was last said */
+    uint64_t unmappable_epoch; /* of the trainer whose share could not be mapped: `unmappable` */
+    char unmappable[RFT_SENTENCE_BYTES];
+    rft_catalog *catalog;         /* of the last MANIFEST; NULL: none, or it was refused */
+    refit_error manifest_failure; /* why it was refused; an OFFER that needs it is answered so */
+    int64_t rejected_since;       /* the trainer's keys and ours do not fit; 0: they may */
+    int64_t rejected_last;        /* when that was last said */
     bool rejoins;      /* HELLO is said instead of a beat, once no version is under way */
     int64_t next_beat; /* or the next HELLO */
     int64_t heard;     /* when the publisher last said something; at first the start */

@@ -20,6 +20,7 @@
 #include "base/random.h"
 #include "config/config.h"
 #include "device/device_uuid.h"
+#include "subscriber/gpu_copy.h"
 #include "subscriber/in_place.h"
 #include "subscriber/session.h"
 
@@ -168,15 +169,18 @@ undo_mailbox:
     return status;
 }
 
-/* Says BYE, joins the thread and frees all. */
-static void stop_service(subscriber_service *service)
+/* Says BYE, joins the thread and frees all, but for an image that a device still reads. */
+static void stop_service(subscriber_service *service, rft_image *still_read)
 {
     rft_mailbox_shut(&service->mailbox);
     rft_thread_join(service->thread);
+    if (still_read != NULL) rft_image_abandon(still_read);
     rft_session_close(&service->session);
     rft_channel_close(service->channel);
     rft_mailbox_close(&service->mailbox);
 }
+
+static void end_update(struct refit_update *update, uint32_t timeout_ms);
 
 /* ---- Opening, devices and destinations */
 
@@ -186,13 +190,17 @@ struct refit_update {
     refit_subscriber *subscriber;
     rft_image *image; /* lent by the session; NULL: no update is open */
     bool decided;
+    bool torn; /* a copy to the engine has failed, or not ended in time */
 };
 
 struct refit_subscriber {
     subscriber_service service;
-    refit_device *device; /* retained; NULL: none was given, or it shares nothing */
+    refit_device *device; /* retained; NULL: none was given, or the host */
     rft_in_place engine;  /* memory that updates are applied into, if any was bound */
+    rft_gpu_copy copy;
     refit_update update;
+    rft_image *still_read; /* of an update that is closed, by copies that have not ended; NULL */
+    uint64_t still_version;
 };
 
 refit_status refit_subscriber_open(const char *endpoint, const refit_config *config,
@@ -217,8 +225,11 @@ refit_status refit_subscriber_open(const char *endpoint, const refit_config *con
 void refit_subscriber_close(refit_subscriber *subscriber)
 {
     if (subscriber == NULL) return;
-    refit_update_close(subscriber->update.image == NULL ? NULL : &subscriber->update);
-    stop_service(&subscriber->service);
+    uint32_t linger_ms = subscriber->service.config.broadcast_linger_ms;
+    end_update(&subscriber->update, linger_ms);
+    bool ended = rft_gpu_copy_close(&subscriber->copy, rft_deadline(linger_ms));
+    if (!ended) rft_log(REFIT_LOG_ERROR, "a GPU does not end its copies: it stays open");
+    stop_service(&subscriber->service, ended ? NULL : subscriber->still_read);
     rft_in_place_close(&subscriber->engine);
     if (subscriber->device != NULL) rft_device_release(subscriber->device);
     rft_free(subscriber);
@@ -244,19 +255,19 @@ refit_status refit_subscriber_use_device(refit_subscriber *subscriber, refit_dev
     RFT_REFUSE_IF(subscriber == NULL || device == NULL, error, REFIT_ERR_INVALID,
                   "refit_subscriber_use_device needs a subscriber and a device");
     const refit_config *config = &subscriber->service.config;
-    if (config->broadcast_gpu == REFIT_GPU_OFF || subscriber->device == device) return REFIT_OK;
+    if (subscriber->device == device) return REFIT_OK;
     RFT_REFUSE_IF(subscriber->device != NULL, error, REFIT_ERR_STATE,
                   "the subscriber has another device already, until it is closed");
-    refit_status status = check_shares(config, device, &why);
-    if (status == REFIT_OK) {
-        subscriber->device = device;
-        rft_device_retain(device);
-        rft_mailbox_bring(&subscriber->service.mailbox, device);
-        return REFIT_OK;
-    }
-    RFT_REFUSE_IF(config->broadcast_gpu == REFIT_GPU_REQUIRE, error, status,
+    bool off = config->broadcast_gpu == REFIT_GPU_OFF;
+    refit_status status = off ? REFIT_OK : check_shares(config, device, &why);
+    RFT_REFUSE_IF(status != REFIT_OK && config->broadcast_gpu == REFIT_GPU_REQUIRE, error, status,
                   "broadcast.gpu is require, but %s", why.text);
-    rft_log(REFIT_LOG_INFO, "versions are not taken from a GPU's memory: %s", why.text);
+    if (status != REFIT_OK)
+        rft_log(REFIT_LOG_INFO, "versions are not taken from a GPU's memory: %s", why.text);
+    if (rft_device_get_caps(device).host_addressable) return REFIT_OK;
+    subscriber->device = device;
+    rft_device_retain(device);
+    if (status == REFIT_OK && !off) rft_mailbox_bring(&subscriber->service.mailbox, device);
     return REFIT_OK;
 }
 
@@ -282,6 +293,17 @@ refit_status refit_subscriber_unbind(refit_subscriber *subscriber, refit_error *
 
 /* ---- Receiving */
 
+/* Gives back the image of an update that is closed, once no copy reads it. */
+static bool release(refit_subscriber *subscriber, uint32_t timeout_ms)
+{
+    rft_order order = {.kind = RFT_ORDER_RELEASE};
+    if (subscriber->still_read == NULL) return true;
+    if (!rft_gpu_copy_await(&subscriber->copy, timeout_ms)) return false;
+    rft_mailbox_order(&subscriber->service.mailbox, &order, subscriber->still_version);
+    subscriber->still_read = NULL;
+    return true;
+}
+
 refit_status refit_subscriber_next(refit_subscriber *subscriber, uint32_t timeout_ms,
                                    refit_update **out, refit_error *error)
 {
@@ -295,8 +317,12 @@ refit_status refit_subscriber_next(refit_subscriber *subscriber, uint32_t timeou
                       subscriber->service.config.broadcast_gpu == REFIT_GPU_REQUIRE,
                   error, REFIT_ERR_STATE,
                   "broadcast.gpu is require: say on which GPU with refit_subscriber_use_device");
+    RFT_REFUSE_IF(!release(subscriber, timeout_ms), error, REFIT_ERR_TIMEOUT,
+                  "a GPU does not end its copies of version %llu",
+                  (unsigned long long)subscriber->still_version);
     RFT_TRY(rft_mailbox_take(&subscriber->service.mailbox, timeout_ms, &update->image, error));
     update->decided = false;
+    update->torn = false;
     *out = update;
     return REFIT_OK;
 }
@@ -392,6 +418,17 @@ static refit_status check_open(const refit_update *update, refit_error *error)
     return REFIT_OK;
 }
 
+/* The trainer may change what it has lent as soon as this worker has decided. */
+static refit_status check_readable(const refit_update *update, refit_error *error)
+{
+    RFT_TRY(check_open(update, error));
+    RFT_REFUSE_IF(update->decided && update->image->gpu != NULL, error, REFIT_ERR_STATE,
+                  "version %llu was accepted or refused, and its memory on the GPU is the "
+                  "trainer's again",
+                  (unsigned long long)update->image->id.version);
+    return REFIT_OK;
+}
+
 refit_status refit_update_digest(const refit_update *update, unsigned char digest[16],
                                  refit_error *error)
 {
@@ -404,7 +441,7 @@ refit_status refit_update_digest(const refit_update *update, unsigned char diges
 refit_status refit_update_tensor(const refit_update *update, uint32_t index, refit_tensor *tensor,
                                  const void **bytes, refit_error *error)
 {
-    RFT_TRY(check_open(update, error));
+    RFT_TRY(bytes == NULL ? check_open(update, error) : check_readable(update, error));
     const rft_manifest *manifest = manifest_of(update);
     RFT_REFUSE_IF(index >= manifest->count, error, REFIT_ERR_NOT_FOUND,
                   "there is no tensor %u: the version has %u", index, manifest->count);
@@ -412,7 +449,10 @@ refit_status refit_update_tensor(const refit_update *update, uint32_t index, ref
                   "tensor.size is %zu: set it to sizeof(refit_tensor), %zu", tensor->size,
                   sizeof *tensor);
     if (tensor != NULL) rft_manifest_describe(manifest, index, tensor);
-    if (bytes != NULL) *bytes = update->image->view + manifest->tensors[index].offset;
+    const rft_image *image = update->image;
+    if (bytes != NULL)
+        *bytes = image->gpu != NULL ? rft_image_tensor(image, index)
+                                    : image->view + manifest->tensors[index].offset;
     return REFIT_OK;
 }
 
@@ -449,6 +489,23 @@ refit_status refit_update_retain(refit_update *update, size_t room, void **out, 
 void refit_update_release(void *kept)
 {
     rft_segment_release(kept);
+}
+
+refit_status refit_update_copy(refit_update *update, const refit_target *list, uint32_t count,
+                               refit_stream_ref after, refit_error *error)
+{
+    RFT_TRY(check_readable(update, error));
+    RFT_REFUSE_IF(list == NULL && count > 0, error, REFIT_ERR_INVALID,
+                  "refit_update_copy needs a list of targets");
+    refit_subscriber *subscriber = update->subscriber;
+    RFT_REFUSE_IF(subscriber->device == NULL, error, REFIT_ERR_STATE,
+                  "no GPU to copy to: say which with refit_subscriber_use_device");
+    bool begun = false;
+    refit_status status =
+        rft_gpu_copy_run(&subscriber->copy, subscriber->device, &subscriber->service.config,
+                         update->image, list, count, after, &begun, error);
+    if (begun && status != REFIT_OK) update->torn = true;
+    return status;
 }
 
 /* ---- An update: deciding */
@@ -518,6 +575,10 @@ refit_status refit_update_accept(refit_update *update, refit_error *error)
                   "version %llu could not be applied: apply it again, or refuse it; if it was "
                   "loaded in another way, call refit_subscriber_unbind first",
                   (unsigned long long)update->image->id.version);
+    RFT_REFUSE_IF(update->torn, error, REFIT_ERR_STATE,
+                  "a copy of version %llu to the engine failed, and the engine holds no version "
+                  "whole: refuse it",
+                  (unsigned long long)update->image->id.version);
     if (!rft_image_is_intact(update->image)) {
         (void)take_back(update, NULL);
         decide_refuse(update, REFIT_ERR_STALE, "overwritten by the trainer before it was accepted",
@@ -537,19 +598,32 @@ refit_status refit_update_refuse(refit_update *update, const char *reason, int k
 {
     RFT_TRY(check_undecided(update, error));
     refit_status status = take_back(update, error);
-    decide_refuse(update, REFIT_ERR_PEER, reason == NULL ? "" : reason, kept && status == REFIT_OK);
+    decide_refuse(update, REFIT_ERR_PEER, reason == NULL ? "" : reason,
+                  kept && status == REFIT_OK && !update->torn);
     return status;
 }
 
-void refit_update_close(refit_update *update)
+/* Waits so long for copies that have not ended. */
+static void end_update(refit_update *update, uint32_t timeout_ms)
 {
     if (update == NULL || update->image == NULL) return;
     if (!update->decided) {
         (void)take_back(update, NULL);
         decide_refuse(update, REFIT_ERR_CANCELLED, "closed without a decision", 0);
     }
-    rft_order release = {.kind = RFT_ORDER_RELEASE};
-    rft_mailbox_order(&update->subscriber->service.mailbox, &release, update->image->id.version);
-    rft_in_place_forget(&update->subscriber->engine);
+    refit_subscriber *subscriber = update->subscriber;
+    subscriber->still_read = update->image;
+    subscriber->still_version = update->image->id.version;
+    if (!release(subscriber, timeout_ms)) {
+        rft_log(REFIT_LOG_ERROR, "a GPU does not end its copies of version %llu: its memory stays",
+                (unsigned long long)update->image->id.version);
+    }
+    rft_in_place_forget(&subscriber->engine);
     update->image = NULL;
+}
+
+void refit_update_close(refit_update *update)
+{
+    if (update == NULL) return;
+    end_update(update, update->subscriber->service.config.broadcast_stage_timeout_ms);
 }

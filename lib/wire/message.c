@@ -53,7 +53,8 @@ static const rft_field welcome_fields[] = {
     {"silence", U32(welcome.heartbeat_timeout_ms), .least = 1},
     {"version", U64(welcome.version)},
     {"probe", TEXT(welcome.probe), .optional = true, .most = SEGMENT_MOST},
-    {"gpu", BYTES(welcome.gpu), .optional = true, .least = RFT_UUID_BYTES, .most = RFT_UUID_BYTES},
+    {"share", BYTES(welcome.share), .optional = true, .least = RFT_SHARE_BYTES,
+     .most = RFT_SHARE_BYTES},
 };
 
 static const rft_field join_fields[] = {
@@ -86,9 +87,7 @@ static const rft_field offer_fields[] = {
     {"deadline", U32(offer.deadline_ms)},
     {"segment", TEXT(offer.segment), .optional = true, .most = SEGMENT_MOST},
     {"offset", U64(offer.segment_offset), .optional = true},
-    {"share", BYTES(offer.share), .optional = true, .least = RFT_SHARE_BYTES,
-     .most = RFT_SHARE_BYTES},
-    {"mark", TEXT(offer.seqlock), .optional = true, .most = SEGMENT_MOST},
+    {"lent", BOOL(offer.lent), .optional = true},
 };
 
 static const rft_field pull_fields[] = {
@@ -114,6 +113,14 @@ static const rft_field seal_fields[] = {
     {"version", U64(seal.version), .least = 1},
     {"digest", DIGEST(seal.digest)},
     {"tensors", BYTES(seal.tensors), .unit = 8, .least = 1, .limit = RFT_LIMIT_TENSORS},
+};
+
+static const rft_field lend_fields[] = {
+    {"version", U64(lend.version), .least = 1},
+    {"lock", TEXT(lend.lock), .least = 1, .most = SEGMENT_MOST},
+    {"areas", BYTES(lend.areas), .optional = true, .unit = RFT_SHARE_BYTES,
+     .limit = RFT_LIMIT_TENSORS},
+    {"places", BYTES(lend.places), .unit = RFT_PLACE_BYTES, .least = 1, .limit = RFT_LIMIT_TENSORS},
 };
 
 /* And COMMITTED. */
@@ -165,11 +172,12 @@ static const rft_fields lists[RFT_MESSAGE_KINDS] = {
     [RFT_JOIN] = LIST(join_fields),         [RFT_REFUSE] = LIST(refuse_fields),
     [RFT_MANIFEST] = LIST(manifest_fields), [RFT_OFFER] = LIST(offer_fields),
     [RFT_PULL] = LIST(pull_fields),         [RFT_FRAME] = LIST(frame_fields),
-    [RFT_RESEND] = LIST(resend_fields),     [RFT_SEAL] = LIST(seal_fields),
-    [RFT_STAGED] = LIST(staged_fields),     [RFT_COMMIT] = LIST(commit_fields),
-    [RFT_COMMITTED] = LIST(staged_fields),  [RFT_RELEASED] = LIST(commit_fields),
-    [RFT_FAILED] = LIST(failed_fields),     [RFT_ABORT] = LIST(abort_fields),
-    [RFT_BEAT] = LIST(beat_fields),         [RFT_BYE] = LIST(bye_fields),
+    [RFT_RESEND] = LIST(resend_fields),     [RFT_LEND] = LIST(lend_fields),
+    [RFT_SEAL] = LIST(seal_fields),         [RFT_STAGED] = LIST(staged_fields),
+    [RFT_COMMIT] = LIST(commit_fields),     [RFT_COMMITTED] = LIST(staged_fields),
+    [RFT_RELEASED] = LIST(commit_fields),   [RFT_FAILED] = LIST(failed_fields),
+    [RFT_ABORT] = LIST(abort_fields),       [RFT_BEAT] = LIST(beat_fields),
+    [RFT_BYE] = LIST(bye_fields),
 };
 
 const char *rft_message_kind_name(rft_message_kind kind)
@@ -193,7 +201,7 @@ static rft_fields fields_of(rft_message_kind kind)
 /* What grows with the number of tensors has the manifest's limit. */
 static uint64_t most_bytes(rft_message_kind kind, const rft_limits *limits)
 {
-    bool large = kind == RFT_MANIFEST || kind == RFT_SEAL;
+    bool large = kind == RFT_MANIFEST || kind == RFT_SEAL || kind == RFT_LEND;
     return large ? limits->manifest_bytes : limits->message_bytes;
 }
 
@@ -287,7 +295,7 @@ rft_limits rft_limits_from(const refit_config *config)
  * Its fields one by one: the struct's own layout is not part of the wire.
  */
 
-_Static_assert(RFT_SHARE_BYTES == RFT_UUID_BYTES + sizeof(((rft_share *)NULL)->handle) + 3 * 8,
+_Static_assert(RFT_SHARE_BYTES == RFT_UUID_BYTES + sizeof(((rft_share *)NULL)->handle) + 4 * 8,
                "every field of a share travels");
 
 void rft_share_write(const rft_share *share, unsigned char bytes[RFT_SHARE_BYTES])
@@ -300,6 +308,7 @@ void rft_share_write(const rft_share *share, unsigned char bytes[RFT_SHARE_BYTES
     rft_put_u64(at, share->offset);
     rft_put_u64(at + 8, share->bytes);
     rft_put_u64(at + 16, share->address);
+    rft_put_u64(at + 24, share->id);
 }
 
 refit_status rft_share_read(rft_view bytes, rft_share *out, refit_error *error)
@@ -314,5 +323,6 @@ refit_status rft_share_read(rft_view bytes, rft_share *out, refit_error *error)
     out->offset = rft_get_u64(at);
     out->bytes = rft_get_u64(at + 8);
     out->address = rft_get_u64(at + 16);
+    out->id = rft_get_u64(at + 24);
     return REFIT_OK;
 }

@@ -57,7 +57,8 @@ rft_limits rft_limits_from(const refit_config *config);
     X(FAILED, "failed")       /* S→P could not stage or apply */                                 \
     X(ABORT, "abort")         /* P→S drop what you staged */                                     \
     X(BEAT, "beat")           /* both: alive */                                                    \
-    X(BYE, "bye")             /* both: leaving in good order */
+    X(BYE, "bye")             /* both: leaving in good order */                                    \
+    X(LEND, "lend")           /* P→S where in the GPU's memory a version's bytes lie */
 
 typedef enum rft_message_kind {
 #define RFT_MESSAGE_ENUM(name, text) RFT_##name,
@@ -104,14 +105,16 @@ typedef struct rft_message {
             uint32_t heartbeat_timeout_ms;
             uint64_t version; /* current one, 0 if none */
             rft_view probe;   /* shared-memory segment to open as proof; empty: no shm here */
-            rft_view gpu;     /* UUID of the GPU that versions are shown on; empty: none */
+            rft_view share;   /* RFT_SHARE_BYTES: memory to map as proof, on the GPU where versions
+                                 are lent; empty: none are */
         } welcome;
         struct {
             uint64_t epoch;
             bool shm;        /* the path taken */
             uint64_t proof;  /* what the probe segment holds; 0 without shm */
             rft_view reason; /* why not a better path, for the report; may be empty */
-            bool gpu;        /* it will map the GPU's memory where that is offered; needs `proof` */
+            bool gpu;        /* it has mapped `share`, and takes versions where they are lent; needs
+                                `proof` */
         } join;
         struct {
             uint32_t code; /* a refit_status */
@@ -133,10 +136,7 @@ typedef struct rft_message {
             uint32_t deadline_ms; /* from now, to be staged; UINT32_MAX while it is being written */
             rft_view segment;     /* shm path: the store's segment; else empty */
             uint64_t segment_offset; /* of the version in it */
-            rft_view share;          /* cuda-ipc path: RFT_SHARE_BYTES of a share, where the version
-                                        lies in the GPU's memory; else empty */
-            rft_view seqlock; /* with share: the segment of its seqlock and of readers' locks; its
-                                 key is "mark" */
+            bool lent;               /* it lies in the GPU's memory: LEND says where */
         } offer;
         struct {
             uint64_t version;
@@ -153,6 +153,12 @@ typedef struct rft_message {
             uint64_t version;
             rft_view sequences; /* 4 bytes each, little-endian */
         } resend;
+        struct {
+            uint64_t version;
+            rft_view lock;   /* the segment of the seqlock and of readers' locks */
+            rft_view areas;  /* RFT_SHARE_BYTES each: allocations of the GPU */
+            rft_view places; /* RFT_PLACE_BYTES each, of the tensors in order, aliases left out */
+        } lend;
         struct {
             uint64_t version;
             rft_digest128 digest;
@@ -199,10 +205,16 @@ refit_status rft_message_encode(const rft_message *message, const rft_limits *li
 refit_status rft_message_decode(rft_view bytes, const rft_limits *limits, rft_message *out,
                                 refit_error *error);
 
-/* Memory of a GPU as OFFER names it: UUID, handle, then offset, bytes and address, 8 bytes each,
- * little-endian. Any bytes of that length can be read; rft_device_share_map checks what they say.
+/* Where a tensor begins: the number of its area, 4 bytes, and the offset there, 8 bytes,
+ * little-endian, a multiple of RFT_PLACE_ALIGNMENT. */
+#define RFT_PLACE_BYTES     12u
+#define RFT_PLACE_ALIGNMENT 16u
+
+/* Memory of a GPU as WELCOME and LEND name it: UUID, handle, then offset, bytes and address, 8
+ * bytes each, little-endian. Any bytes of that length can be read; rft_device_share_map checks what
+ * they say.
  */
-#define RFT_SHARE_BYTES 104u
+#define RFT_SHARE_BYTES 112u
 
 struct rft_share;
 

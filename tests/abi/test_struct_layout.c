@@ -34,7 +34,7 @@ static const place places[] = {
     {OFFSET(refit_allocator, release, 24)},
     {OFFSET(refit_allocator, user, 32)},
 
-    {SIZE(refit_config, 1584)},
+    {SIZE(refit_config, 1592)},
     {OFFSET(refit_config, size, 0)},
     {OFFSET(refit_config, origin, 8)},
     {OFFSET(refit_config, device, 104)},
@@ -105,6 +105,7 @@ static const place places[] = {
     {OFFSET(refit_config, activations_prefetch, 1572)},
     {OFFSET(refit_config, activations_keep_last, 1576)},
     {OFFSET(refit_config, activations_aim, 1580)},
+    {OFFSET(refit_config, broadcast_gpu_bucket_bytes, 1584)},
 
     {SIZE(refit_option, 64)},
     {OFFSET(refit_option, size, 0)},

@@ -54,7 +54,7 @@ void rig_open(uint64_t bytes, const char *const *settings)
     rig = (copy_rig){.device = open_device(settings), .host = host, .bytes = bytes};
     assert_ok(refit_stream_open(rig.device, &rig.stream, &rig.error));
     assert_ok(refit_memory_alloc(rig.device, bytes, &memory, &rig.error));
-    assert_ok(rft_device_host_pin(rig.device, rig.host, bytes, &rig.error));
+    assert_ok(rft_device_host_pin(rig.device, rig.host, bytes, false, &rig.error));
     rig.memory = memory;
 }
 

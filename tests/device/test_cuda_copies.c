@@ -193,8 +193,8 @@ RIG_TEST(no_copy_straddles_two_registrations)
     const uint64_t edge = 600 * KIB;
     rig_open(2 * MIB, gathering);
     rft_device_host_unpin(rig.device, rig.host, rig.bytes);
-    assert_ok(rft_device_host_pin(rig.device, rig.host, edge, &rig.error));
-    assert_ok(rft_device_host_pin(rig.device, rig.host + edge, 2 * MIB - edge, &rig.error));
+    assert_ok(rft_device_host_pin(rig.device, rig.host, edge, false, &rig.error));
+    assert_ok(rft_device_host_pin(rig.device, rig.host + edge, 2 * MIB - edge, false, &rig.error));
     rig_lay(1024, 2 * KIB, 0, 0, 0);
     rig_round(6);
     assert_int_not_equal(fake_cuda_calls("cuLaunchKernel"), 0);

@@ -26,7 +26,7 @@ static void bench_open(void)
     on.device = cuda_open();
     on.host = aligned_alloc(PAGE, PAGE);
     memset(on.host, 1, PAGE);
-    assert_ok(rft_device_host_pin(on.device, on.host, PAGE, NULL));
+    assert_ok(rft_device_host_pin(on.device, on.host, PAGE, false, NULL));
     assert_ok(refit_stream_open(on.device, &on.stream, NULL));
     assert_ok(rft_device_event_open(on.device, &on.event, NULL));
     assert_ok(refit_memory_alloc(on.device, PAGE, (void **)&on.memory, NULL));
@@ -92,7 +92,7 @@ static void assert_every_call_refuses(refit_status status, const char *words)
     rft_event *event;
     assert_refused(refit_memory_alloc(device, 1, &memory, error), status, words);
     assert_refused(rft_device_memory_check(device, on.memory, 1, NULL, error), status, words);
-    assert_refused(rft_device_host_pin(device, &event, 1, error), status, words);
+    assert_refused(rft_device_host_pin(device, &event, 1, false, error), status, words);
     assert_refused(refit_stream_open(device, &stream, error), status, words);
     assert_refused(refit_stream_copy(device, on.stream, on.memory, on.host, PAGE, error), status,
                    words);
@@ -324,7 +324,7 @@ static int refuses_in_child(void)
     char byte = 0;
     if (refit_memory_alloc(on.device, 1, &memory, &error) != REFIT_ERR_STATE) return 1;
     if (strstr(error.text, "does not survive a fork") == NULL) return 2;
-    if (rft_device_host_pin(on.device, &byte, 1, NULL) != REFIT_ERR_STATE) return 3;
+    if (rft_device_host_pin(on.device, &byte, 1, false, NULL) != REFIT_ERR_STATE) return 3;
     if (refit_stream_open(on.device, &on.stream, NULL) != REFIT_ERR_STATE) return 4;
     if (rft_device_zero(on.device, REFIT_STREAM_NONE, on.memory, 1, NULL) != REFIT_ERR_STATE) {
         return 5;

@@ -17,7 +17,7 @@ static void *pinned(uint64_t bytes)
     void *memory = aligned_alloc(4096, bytes);
     assert_non_null(memory);
     memset(memory, 1, bytes);
-    assert_ok(rft_device_host_pin(gpu, memory, bytes, NULL));
+    assert_ok(rft_device_host_pin(gpu, memory, bytes, false, NULL));
     return memory;
 }
 

@@ -3,6 +3,7 @@
 #include "tests/device/cuda_case.h"
 
 #include <stdlib.h>
+#include <sys/mman.h>
 
 #include "device/cuda/cuda_memory.h"
 #include "tests/support/failing_alloc.h"
@@ -26,8 +27,8 @@ GPU_TEST(a_range_is_known_from_pin_to_unpin)
 {
     char *memory = pages(4);
     assert_false(covered(memory, 1));
-    assert_ok(rft_device_host_pin(gpu, memory, 2 * PAGE, NULL));
-    assert_ok(rft_device_host_pin(gpu, memory + 2 * PAGE, PAGE, NULL));
+    assert_ok(rft_device_host_pin(gpu, memory, 2 * PAGE, false, NULL));
+    assert_ok(rft_device_host_pin(gpu, memory + 2 * PAGE, PAGE, false, NULL));
     assert_true(covered(memory, 2 * PAGE));
     assert_true(covered(memory + PAGE, PAGE));
     assert_true(covered(memory + 2 * PAGE, 1));
@@ -50,7 +51,7 @@ GPU_TEST(many_ranges_are_found_in_any_order)
     enum { COUNT = 101 };
     char *memory = pages(2 * COUNT);
     for (unsigned i = 0; i < COUNT; i++)
-        assert_ok(rft_device_host_pin(gpu, memory + i * 37 % COUNT * 2 * PAGE, PAGE, NULL));
+        assert_ok(rft_device_host_pin(gpu, memory + i * 37 % COUNT * 2 * PAGE, PAGE, false, NULL));
     for (unsigned i = 0; i < COUNT; i++) {
         assert_true(covered(memory + i * 2 * PAGE, PAGE));
         assert_false(covered(memory + i * 2 * PAGE, PAGE + 1));
@@ -66,7 +67,7 @@ GPU_TEST(many_ranges_are_found_in_any_order)
 GPU_TEST(memory_pinned_elsewhere_is_left_alone)
 {
     char *memory = pages(2);
-    assert_ok(rft_device_host_pin(gpu, memory, 2 * PAGE, NULL));
+    assert_ok(rft_device_host_pin(gpu, memory, 2 * PAGE, false, NULL));
     rft_device_host_unpin(gpu, memory + PAGE, PAGE);
     assert_true(covered(memory, 2 * PAGE));
     rft_device_host_unpin(gpu, memory, 2 * PAGE);
@@ -77,8 +78,8 @@ GPU_TEST(memory_pinned_elsewhere_is_left_alone)
 GPU_TEST(a_refusal_says_what_helps)
 {
     char *memory = pages(4);
-    assert_ok(rft_device_host_pin(gpu, memory, 2 * PAGE, NULL));
-    assert_refused(rft_device_host_pin(gpu, memory + PAGE, 2 * PAGE, error), REFIT_ERR_PIN,
+    assert_ok(rft_device_host_pin(gpu, memory, 2 * PAGE, false, NULL));
+    assert_refused(rft_device_host_pin(gpu, memory + PAGE, 2 * PAGE, false, error), REFIT_ERR_PIN,
                    "page-locked already");
     rft_device_host_unpin(gpu, memory, 2 * PAGE);
 
@@ -88,7 +89,7 @@ GPU_TEST(a_refusal_says_what_helps)
     for (unsigned i = 0; i < COUNT_OF(results); i++) {
         refit_error error = {0};
         fake_cuda_fail("cuMemHostRegister", 1, 1, results[i]);
-        assert_int_equal(rft_device_host_pin(gpu, memory, PAGE, &error), REFIT_ERR_PIN);
+        assert_int_equal(rft_device_host_pin(gpu, memory, PAGE, false, &error), REFIT_ERR_PIN);
         assert_int_equal(error.subsystem, results[i]);
         assert_says(&error, "CUDA_ERROR");
         assert_says(&error, "docker --memory");
@@ -97,9 +98,9 @@ GPU_TEST(a_refusal_says_what_helps)
         assert_false(covered(memory, 1));
     }
     fake_cuda_set_register_cap(2 * PAGE);
-    assert_refused(rft_device_host_pin(gpu, memory, 3 * PAGE, error), REFIT_ERR_PIN,
+    assert_refused(rft_device_host_pin(gpu, memory, 3 * PAGE, false, error), REFIT_ERR_PIN,
                    "offload.slab_bytes");
-    assert_ok(rft_device_host_pin(gpu, memory, 2 * PAGE, NULL));
+    assert_ok(rft_device_host_pin(gpu, memory, 2 * PAGE, false, NULL));
     rft_device_host_unpin(gpu, memory, 2 * PAGE);
     free(memory);
 }
@@ -108,7 +109,7 @@ GPU_TEST(closing_takes_back_what_is_left)
 {
     char *memory = pages(3);
     for (unsigned i = 0; i < 3; i++)
-        assert_ok(rft_device_host_pin(gpu, memory + i * PAGE, PAGE, NULL));
+        assert_ok(rft_device_host_pin(gpu, memory + i * PAGE, PAGE, false, NULL));
     cuda_close(gpu);
     gpu = NULL;
     assert_int_equal(fake_cuda_alive().registrations, 0);
@@ -119,7 +120,7 @@ static refit_status pin_each(char *memory, unsigned count)
 {
     refit_status status = REFIT_OK;
     for (unsigned i = 0; i < count && status == REFIT_OK; i++) {
-        status = rft_device_host_pin(gpu, memory + i * PAGE, PAGE, NULL);
+        status = rft_device_host_pin(gpu, memory + i * PAGE, PAGE, false, NULL);
         assert_int_equal(covered(memory + i * PAGE, PAGE), status == REFIT_OK);
     }
     return status;
@@ -141,6 +142,20 @@ CUDA_TEST(a_list_that_cannot_grow_leaves_nothing_pinned)
         assert_int_equal(fake_cuda_leaks(), 0);
     }
     free(memory);
+}
+
+/* Pages that the process may only read: such as another's shared memory. */
+GPU_TEST(memory_that_cannot_be_written_is_pinned_for_reading)
+{
+    void *memory = mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(memory != MAP_FAILED);
+    assert_refused(rft_device_host_pin(gpu, memory, PAGE, false, error), REFIT_ERR_PIN,
+                   "not page-locked");
+    assert_ok(rft_device_host_pin(gpu, memory, PAGE, true, NULL));
+    assert_true(covered(memory, PAGE));
+    rft_device_host_unpin(gpu, memory, PAGE);
+    assert_int_equal(fake_cuda_alive().registrations, 0);
+    assert_int_equal(munmap(memory, PAGE), 0);
 }
 
 int main(void)

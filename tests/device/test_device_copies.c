@@ -122,7 +122,7 @@ TEST(sizes_that_no_memory_has_are_refused)
                 REFIT_ERR_INVALID, "its size is wrong");
             assert_invalid(rft_device_zero(on.device, streams[k], bytes, sizes[i], NULL));
         }
-        assert_invalid(rft_device_host_pin(on.device, bytes, sizes[i], NULL));
+        assert_invalid(rft_device_host_pin(on.device, bytes, sizes[i], false, NULL));
         assert_invalid(rft_device_memory_check(on.device, bytes, sizes[i], NULL, NULL));
     }
     assert_invalid(refit_stream_copy(on.device, on.stream, last, bytes, 5, NULL));

@@ -110,7 +110,7 @@ TEST(optional_operations_that_are_missing_say_so)
     assert_int_equal(rft_device_reserve(device, 1, &memory, &granule, NULL), REFIT_ERR_UNSUPPORTED);
     assert_int_equal(rft_device_commit(device, &byte, 1, NULL), REFIT_ERR_UNSUPPORTED);
     assert_int_equal(rft_device_decommit(device, &byte, 1, NULL, NULL), REFIT_ERR_UNSUPPORTED);
-    assert_int_equal(rft_device_host_pin(device, &byte, 1, NULL), REFIT_ERR_UNSUPPORTED);
+    assert_int_equal(rft_device_host_pin(device, &byte, 1, false, NULL), REFIT_ERR_UNSUPPORTED);
     rft_device_host_unpin(device, &byte, 1);
     assert_int_equal(refit_stream_call(device, stream, free, NULL, NULL), REFIT_ERR_UNSUPPORTED);
     assert_int_equal(rft_device_digest(device, stream, &byte, 1, 0, &sum, NULL),

@@ -107,10 +107,10 @@ HOST_TEST(pinning_works_or_says_why_not)
 {
     refit_error error = {0};
     void *page = aligned_alloc(4096, 4096);
-    refit_status status = rft_device_host_pin(device, page, 4096, &error);
+    refit_status status = rft_device_host_pin(device, page, 4096, false, &error);
     assert_true(status == REFIT_OK || status == REFIT_ERR_PIN);
     if (status == REFIT_OK) rft_device_host_unpin(device, page, 4096);
-    assert_invalid(rft_device_host_pin(device, NULL, 4096, NULL));
+    assert_invalid(rft_device_host_pin(device, NULL, 4096, false, NULL));
     free(page);
 }
 
@@ -120,7 +120,7 @@ HOST_TEST(memory_that_is_not_there_cannot_be_pinned)
     void *nowhere = (void *)4096;
     if (mlock(nowhere, 4096) == 0) skip();
     refit_error error = {0};
-    assert_int_equal(rft_device_host_pin(device, nowhere, 4096, &error), REFIT_ERR_PIN);
+    assert_int_equal(rft_device_host_pin(device, nowhere, 4096, false, &error), REFIT_ERR_PIN);
     assert_int_not_equal(error.subsystem, 0);
     assert_non_null(strstr(error.text, "RLIMIT_MEMLOCK"));
     assert_non_null(strstr(error.text, "offload.pin"));

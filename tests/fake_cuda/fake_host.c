@@ -2,20 +2,38 @@
  * Host memory that the fake driver knows: registered by its owner, or allocated here. Its bytes lie
  * where its addresses say.
  */
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 
 #include "fake_stream.h"
 
+/* Whether the process may write at `base`, as the kernel has it. Unknown memory is taken for it. */
+static bool is_writable(uint64_t base)
+{
+    char line[512], mode[5];
+    unsigned long long from, to;
+    bool writable = true, found = false;
+    FILE *maps = fopen("/proc/self/maps", "re");
+    while (maps != NULL && !found && fgets(line, sizeof line, maps) != NULL) {
+        found = sscanf(line, "%llx-%llx %4s", &from, &to, mode) == 3 && base >= from && base < to;
+        if (found) writable = mode[1] == 'w';
+    }
+    if (maps != NULL) (void)fclose(maps);
+    return writable;
+}
+
 static rft_cu_result register_range(uint64_t base, uint64_t bytes, unsigned flags)
 {
     if (base == 0 || bytes == 0 || base + bytes < base || flags > 15) return RFT_CU_INVALID_VALUE;
     if (fake_space_has(base)) return RFT_CU_INVALID_VALUE;
+    bool read_only = (flags & RFT_CU_HOST_REGISTER_READ_ONLY) != 0;
+    if (!read_only && !is_writable(base)) return RFT_CU_INVALID_VALUE;
     if (fake_tree_overlap(&fake.spans, base, bytes) != NULL)
         return RFT_CU_HOST_MEMORY_ALREADY_REGISTERED;
     if (bytes > fake.register_cap) return RFT_CU_INVALID_VALUE;
     fake_span *span = fake_span_put(FAKE_REGISTERED, base, bytes, -1);
-    span->read_only = (flags & RFT_CU_HOST_REGISTER_READ_ONLY) != 0;
+    span->read_only = read_only;
     return RFT_CU_SUCCESS;
 }
 

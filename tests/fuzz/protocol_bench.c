@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "memory/budget.h"
 #include "protocol_steps.h"
+#include "tests/support/hosted_store.h"
 #include "tests/support/quick_config.h"
 #include "wire/manifest.h"
 
@@ -172,8 +173,8 @@ void bench_trainer_declares(protocol_bench *bench, uint32_t tensors)
     rft_frames *frames;
     bool same = bench->store != NULL && bench->tensors == tensors;
     if (same || bench->server.transaction.state != RFT_TRANSACTION_IDLE) return;
-    FUZZ_REQUIRE(rft_store_open(make_manifest(bench, tensors), bench->config.broadcast_slots,
-                                bench->shm, &bench->retired, &store, NULL) == REFIT_OK);
+    FUZZ_REQUIRE(hosted_store_open(make_manifest(bench, tensors), bench->config.broadcast_slots,
+                                   bench->shm, &bench->retired, &store, NULL) == REFIT_OK);
     FUZZ_REQUIRE(rft_frames_open(store->manifest, &bench->config, NULL, &frames, NULL) == REFIT_OK);
     rft_server_adopt(&bench->server, store);
     rft_frames_close(bench->frames, &bench->retired);

@@ -172,6 +172,8 @@ static void fill_manifest(protocol_bench *bench, uint32_t *seed, rft_message *me
     if (draw(seed, 4) == 0) message->as.manifest.tensors.count -= 1;
 }
 
+static const unsigned char nothing[4 * RFT_SHARE_BYTES];
+
 static void fill(protocol_bench *bench, uint32_t *seed, rft_message *message)
 {
     switch (message->kind) {
@@ -191,6 +193,13 @@ static void fill(protocol_bench *bench, uint32_t *seed, rft_message *message)
         break;
     case RFT_FRAME: fill_frame(bench, seed, message); break;
     case RFT_RESEND: fill_resend(bench, seed, message); break;
+    case RFT_LEND:
+        message->as.lend.version = draw_version(bench, seed);
+        message->as.lend.lock = draw_text(seed);
+        message->as.lend.areas = (rft_view){nothing, (size_t)RFT_SHARE_BYTES * draw(seed, 3)};
+        message->as.lend.places =
+            (rft_view){nothing, (size_t)RFT_PLACE_BYTES * (1 + draw(seed, 3))};
+        break;
     case RFT_SEAL: fill_seal(bench, seed, message); break;
     case RFT_STAGED:
     case RFT_COMMITTED:

@@ -36,8 +36,10 @@ static uint64_t count_resident(char *base, uint64_t bytes)
     return count * page;
 }
 
-static refit_status lock_slab(void *self, void *memory, uint64_t bytes, refit_error *error)
+static refit_status lock_slab(void *self, void *memory, uint64_t bytes, bool read_only,
+                              refit_error *error)
 {
+    (void)read_only;
     locker *it = self;
     uint32_t nth = ++it->locks;
     if (nth == 1 && !it->no_tail) {

@@ -152,9 +152,11 @@ TEST(store_that_does_not_fit_is_an_error_where_shm_is_required)
     config.broadcast_frame_bytes = 16 * 1024 * 1024;
     config.limits_version_bytes = HUGE_BYTES * 2;
     assert_ok(refit_publisher_open("inproc://huge", &config, &publisher, NULL));
-    assert_refused(refit_publisher_declare(publisher, &huge, 1, error), REFIT_ERR_SYSTEM,
-                   "broadcast.slots");
-    assert_int_equal(refit_publisher_begin(publisher, 0, NULL), REFIT_ERR_STATE);
+    assert_ok(refit_publisher_declare(publisher, &huge, 1, NULL));
+    for (int times = 0; times < 2; times++) {
+        assert_refused(refit_publisher_begin(publisher, 0, error), REFIT_ERR_SYSTEM,
+                       "broadcast.slots");
+    }
     refit_publisher_close(publisher);
 }
 

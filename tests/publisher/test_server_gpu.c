@@ -7,6 +7,7 @@ typedef struct scene {
     server_bench bench;
     rft_gpu_store gpu;
     rft_gpu_block block;
+    rft_gpu_chunk chunk;
 } scene;
 
 static const unsigned char ours[RFT_UUID_BYTES] = {1, 2, 3};
@@ -18,12 +19,15 @@ static void scene_open(scene *on, refit_gpu mode, uint64_t version)
     memset(on, 0, sizeof *on);
     server_bench_open(&on->bench, 2, true);
     on->bench.config.broadcast_gpu = (int32_t)mode;
-    memcpy(on->gpu.uuid, ours, sizeof ours);
+    memcpy(on->gpu.probe_share.uuid, ours, sizeof ours);
     on->gpu.writing = RFT_NO_SLOT;
-    on->block.share.offset = 512;
-    on->block.share.bytes = on->bench.store->manifest->store_bytes;
+    on->chunk.bytes = on->bench.store->manifest->store_bytes;
+    on->chunk.share.offset = 512;
+    on->chunk.share.bytes = on->chunk.bytes;
+    on->block.chunks = &on->chunk;
+    on->block.chunk_count = 1;
     strcpy(on->block.share_lock.segment.name, "/proc/1/fd/3:1");
-    if (version != 0) on->gpu.slots[1] = (rft_gpu_slot){&on->block, version};
+    if (version != 0) on->gpu.slots[1] = (rft_gpu_slot){.block = &on->block, .version = version};
 }
 
 static void scene_close(scene *on)
@@ -101,11 +105,11 @@ ON_GPU(a_welcome_names_the_gpu_once_there_is_one)
 {
     scene_open(on, REFIT_GPU_AUTO, 0);
     hello(on, 1, ours);
-    assert_int_equal(server_bench_told(&on->bench, 1, RFT_WELCOME)->as.welcome.gpu.count, 0);
+    assert_int_equal(server_bench_told(&on->bench, 1, RFT_WELCOME)->as.welcome.share.count, 0);
     use_gpu(on);
     hello(on, 2, NULL);
-    assert_int_equal(server_bench_told(&on->bench, 2, RFT_WELCOME)->as.welcome.gpu.count,
-                     RFT_UUID_BYTES);
+    assert_int_equal(server_bench_told(&on->bench, 2, RFT_WELCOME)->as.welcome.share.count,
+                     RFT_SHARE_BYTES);
 }
 
 ON_GPU(only_workers_on_the_gpu_are_told_to_join_once_more)
@@ -202,8 +206,7 @@ ON_GPU(an_offer_names_the_block_where_the_version_lies_there)
         for (unsigned worker = 1; worker <= 2; worker++) {
             const rft_message *offer = server_bench_told(&on->bench, worker, RFT_OFFER);
             bool gpu = worker == 1 && version == 2;
-            assert_int_equal(offer->as.offer.share.count, gpu ? RFT_SHARE_BYTES : 0);
-            assert_true((offer->as.offer.seqlock.count > 0) == gpu);
+            assert_true(offer->as.offer.lent == gpu);
             assert_true((offer->as.offer.segment.count > 0) == !gpu);
             assert_int_equal(server_bench_peer(&on->bench, worker)->path,
                              gpu ? REFIT_PATH_CUDA_IPC : REFIT_PATH_SHM);

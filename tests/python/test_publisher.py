@@ -521,23 +521,30 @@ def test_device_bytes_are_read_after_caller_work_trap_17(
         name: OfAnotherLibrary([value] * 4) for name, value in zip("abd", range(3), strict=True)
     }
     weights = {"a": there["a"], "b": there["b"], "c": ONE["w"], "d": there["d"]}
-    runs: list[int] = []
-    write_all = lib.refit_publisher_write_all
+    runs: list[list[str]] = []
 
-    def counted(*arguments: Any) -> Any:
-        runs[-1] += arguments[3] is not None
-        return write_all(*arguments)
+    def count(name: str) -> None:
+        function = getattr(lib, name)
 
-    monkeypatch.setattr(lib, "refit_publisher_write_all", counted)
+        def counted(*arguments: Any) -> Any:
+            if arguments[3] is not None:
+                runs[-1].append(name.removeprefix("refit_publisher_"))
+            return function(*arguments)
+
+        monkeypatch.setattr(lib, name, counted)
+
+    count("refit_publisher_write_all")
+    count("refit_publisher_lend")
     for given in (weights, iter(weights.items()), {"x": there["a"]}):
-        runs.append(0)
+        runs.append([])
         pair.publisher.publish(given)
     call_c(lib.refit_stream_close, device.pointer, stream)
     whole = {name: one.memory.tobytes() for name, one in there.items()}
     whole["c"] = ONE["w"].tobytes()
     assert pair.worker.seen == [whole, whole, {"x": whole["a"]}]
     assert set(streams.asked) == {3}
-    assert runs == [2, 3, 1]  # runs of tensors there; of an iterator's each is one
+    # Runs of tensors there, which stay and are lent; of an iterator's each is one, and goes.
+    assert runs == [["lend"] * 2, ["write_all"] * 3, ["lend"]]
 
 
 def test_other_library_work_comes_before_reading_trap_17(

@@ -322,8 +322,10 @@ def test_weights_made_on_side_stream_are_read_after_it(
     for together in (False, True):
         writer = Writer()
         monkeypatch.setattr(writer, "_device", lambda _: SimpleNamespace(pointer=0))
-        write = writer.write_together if together else writer.write_each
-        write(0, Declared(specs), weights())
+        if together:
+            writer.write_together(0, Declared(specs), weights(), lend=False)
+        else:
+            writer.write_each(0, Declared(specs), weights())
         assert [(one.native, which) for one, which in read] == [(MAIN, [0]), (SIDE, [1, 2])]
         read.clear()
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from refit.errors import InvalidError, NotFoundError, StateError, UnsupportedError
+from refit.weights.manifest import lasting
 from refit.weights.named_weights import is_sharded, named_weights
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -135,6 +136,24 @@ def test_without_a_dtype_everything_is_given_where_it_lies_now() -> None:
             assert tensor.data_ptr() == model.state_dict()[name].data_ptr()
             assert not tensor.requires_grad
         model.scale = torch.zeros(2)
+
+
+def test_only_the_models_own_memory_is_lent() -> None:
+    """What is made as it is asked for would take memory for as long as workers read it."""
+    model = Tiny()
+    model.router.bfloat16()
+    weights = named_weights(model, dtype=torch.bfloat16).planned()
+    storages = {one.untyped_storage().data_ptr() for one in model.state_dict().values()}
+    lent = {name for name, _ in weights if weights.lasts(name)}
+    assert lent == {"router.weight", "count", "scale"}  # buffers keep their type
+    own = named_weights(model).planned()
+    for name, tensor in own:
+        tied = name == "head.weight"
+        assert own.lasts(name) == (not tied)
+        assert tied or tensor.untyped_storage().data_ptr() in storages
+    assert lasting(model.state_dict())("router.weight")
+    assert lasting([("a", model.count)])("a")
+    assert not lasting(iter([("a", model.count)]))("a")
 
 
 def test_fp8_weights_are_not_cast() -> None:  # trap 33

@@ -95,7 +95,7 @@ TEST(small_pieces_to_pinned_memory_are_gathered)
     unsigned char *here = aligned_alloc(4096, BYTES);
     assert_non_null(here);
     memset(here, 0, BYTES);
-    assert_ok(rft_pinning_open(&pinning, on.device, here, BYTES, BYTES, NULL));
+    assert_ok(rft_pinning_open(&pinning, on.device, here, BYTES, BYTES, false, NULL));
     uint64_t launches = fake_cuda_calls("cuLaunchKernel");
     assert_ok(rft_copy_queue_copy(on.copy_queue, here, on.memory, BYTES, &pinning, NULL));
     assert_true(fake_cuda_calls("cuLaunchKernel") > launches);

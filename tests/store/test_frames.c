@@ -4,6 +4,7 @@
 #include "base/alloc.h"
 #include "store/frames.h"
 #include "tests/support/failing_alloc.h"
+#include "tests/support/hosted_store.h"
 #include "tests/support/quick_config.h"
 #include "tests/support/sample_version.h"
 #include "tests/support/test.h"
@@ -49,7 +50,7 @@ static void open_bench(frames_bench *bench)
     *bench = (frames_bench){.limits = rft_limits_from(&config)};
     assert_ok(rft_manifest_open(sample_tensors(), SAMPLE_TENSORS, 3 * 65536 + 1024, &bench->limits,
                                 &manifest, NULL));
-    assert_ok(rft_store_open(manifest, 2, false, &bench->retired, &bench->store, NULL));
+    assert_ok(hosted_store_open(manifest, 2, false, &bench->retired, &bench->store, NULL));
     assert_ok(rft_frames_open(manifest, &config, NULL, &bench->frames, NULL));
     commit_version(bench->store, 2);
     commit_version(bench->store, 3);
@@ -231,7 +232,7 @@ TEST(what_was_coded_outlives_its_base)
     rft_manifest *manifest = NULL;
     assert_ok(rft_manifest_open(sample_tensors(), SAMPLE_TENSORS, 3 * 65536 + 1024, &bench.limits,
                                 &manifest, NULL));
-    assert_ok(rft_store_open(manifest, 1, false, &bench.retired, &bench.store, NULL));
+    assert_ok(hosted_store_open(manifest, 1, false, &bench.retired, &bench.store, NULL));
     assert_ok(rft_frames_open(manifest, &config, NULL, &bench.frames, NULL));
     commit_near(bench.store, 4);
     rft_store_begin(bench.store, 5);

@@ -5,6 +5,7 @@
 #include "store/store.h"
 #include "tests/support/failing_alloc.h"
 #include "tests/support/file_size_limit.h"
+#include "tests/support/hosted_store.h"
 #include "tests/support/quick_config.h"
 #include "tests/support/sample_version.h"
 #include "tests/support/test.h"
@@ -27,7 +28,8 @@ static rft_manifest *make_manifest(void)
 static void open_store(store_bench *bench, uint32_t slots)
 {
     *bench = (store_bench){0};
-    assert_ok(rft_store_open(make_manifest(), slots, true, &bench->retired, &bench->store, NULL));
+    assert_ok(
+        hosted_store_open(make_manifest(), slots, true, &bench->retired, &bench->store, NULL));
 }
 
 static void close_store(store_bench *bench)
@@ -324,7 +326,7 @@ TEST(failed_allocations_leave_nothing)
             refit_status status =
                 manifest == NULL
                     ? REFIT_ERR_HOST_MEMORY
-                    : rft_store_open(manifest, slots, true, &bench.retired, &bench.store, NULL);
+                    : hosted_store_open(manifest, slots, true, &bench.retired, &bench.store, NULL);
             if (status == REFIT_OK) close_store(&bench);
             if (!failing_alloc_end()) break;
             assert_int_equal(status, REFIT_ERR_HOST_MEMORY);

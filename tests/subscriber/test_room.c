@@ -4,6 +4,7 @@
 #include "store/store.h"
 #include "subscriber/destinations.h"
 #include "subscriber/images.h"
+#include "tests/support/hosted_store.h"
 #include "tests/support/quick_config.h"
 #include "tests/support/raw_publisher.h"
 #include "tests/support/test.h"
@@ -39,7 +40,8 @@ static refit_status try_store(uint32_t slots, bool shared, refit_error *error)
 {
     rft_retire_list retired = {0};
     rft_store *store = NULL;
-    refit_status status = rft_store_open(make_manifest(), slots, shared, &retired, &store, error);
+    refit_status status =
+        hosted_store_open(make_manifest(), slots, shared, &retired, &store, error);
     if (status == REFIT_OK) rft_store_close(store);
     assert_int_equal(rft_retire_list_close(&retired, 0), 0);
     return status;
@@ -63,11 +65,12 @@ TEST(overwritten_bytes_are_kept_within_free_memory)
     rft_store *store = NULL;
     uint64_t bytes = version_bytes();
     free_bytes = UINT64_MAX;
-    assert_ok(rft_store_open(make_manifest(), 1, false, &retired, &store, NULL));
+    assert_ok(hosted_store_open(make_manifest(), 1, false, &retired, &store, NULL));
     rft_store_begin(store, 1);
     free_bytes = 0;
     assert_ok(rft_store_afford(store, bytes, NULL)); /* there is nothing below the first */
     store->committed_slot = store->writing_slot;
+    store->base = 1;
     assert_refused(rft_store_afford(store, bytes, error), REFIT_ERR_HOST_MEMORY, "rollback");
     free_bytes = bytes;
     assert_ok(rft_store_afford(store, bytes, NULL));

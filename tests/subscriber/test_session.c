@@ -52,7 +52,7 @@ BENCH_TEST(a_welcome_from_before_the_gpu_was_named_is_passed_over)
     assert_int_equal(bench_said(bench, RFT_HELLO)->as.hello.gpu.count, RFT_UUID_BYTES);
     bench_hear(bench, sample_welcome(BENCH_EPOCH, NULL));
     assert_int_equal(bench_state(bench), RFT_SESSION_JOINING);
-    bench->session.images.device = NULL;
+    bench->session.images.gpu_memory.device = NULL;
     assert_ok(refit_device_close(device, NULL));
 }
 
@@ -267,6 +267,7 @@ static rft_message message_of(session_bench *bench, rft_message_kind kind)
     case RFT_MANIFEST: return sample_manifest(other, BENCH_EPOCH);
     case RFT_OFFER: return sample_offer(other, BENCH_EPOCH, 0, NULL, 0);
     case RFT_FRAME: message.as.frame.version = other->version; return message;
+    case RFT_LEND: message.as.lend.version = other->version; return message;
     case RFT_SEAL: return sample_seal(other);
     case RFT_COMMIT: return sample_commit(other);
     case RFT_ABORT: return sample_abort(other);
@@ -285,6 +286,7 @@ static const rft_session_state leads_to[RFT_MESSAGE_KINDS][STATES] = {
      * while one is applied it waits. */
     [RFT_OFFER] = {CONNECTING, CONNECTING, CONNECTING, STAGING, STAGING, APPLYING},
     [RFT_FRAME] = {CONNECTING, CURRENT, CURRENT, STAGING, STAGED, APPLYING},
+    [RFT_LEND] = {CONNECTING, CURRENT, CURRENT, STAGING, STAGED, APPLYING},
     [RFT_SEAL] = {CONNECTING, CURRENT, CURRENT, STAGING, STAGED, APPLYING},
     [RFT_COMMIT] = {CONNECTING, CURRENT, CURRENT, STAGING, STAGED, APPLYING},
     [RFT_ABORT] = {CONNECTING, CURRENT, CURRENT, STAGING, STAGED, APPLYING},

@@ -318,12 +318,13 @@ static void hold_pin(faulty_device *faulty)
     rft_unlock(&faulty->lock);
 }
 
-static refit_status faulty_host_pin(void *self, void *memory, uint64_t bytes, refit_error *error)
+static refit_status faulty_host_pin(void *self, void *memory, uint64_t bytes, bool read_only,
+                                    refit_error *error)
 {
     faulty_device *faulty = self;
     hold_pin(faulty);
     MEET(faulty, FAULTY_HOST_PIN, error);
-    return rft_device_host_pin(faulty->inner, memory, bytes, error);
+    return rft_device_host_pin(faulty->inner, memory, bytes, read_only, error);
 }
 
 static void faulty_host_unpin(void *self, void *memory, uint64_t bytes)

@@ -7,7 +7,8 @@
 #include "base/clock.h"
 #include "kernels/digest.h"
 
-#define WAIT_MS 50000u
+#define WAIT_MS         50000u
+#define ROLLOUT_TENSORS 32u /* of a version, at most */
 
 static uint64_t add_tensor(uint64_t digest, uint32_t index, const refit_tensor *tensor,
                            const void *bytes)
@@ -37,31 +38,52 @@ static uint64_t add_fetched(refit_device *device, uint64_t digest, uint32_t inde
     return digest;
 }
 
-static uint64_t update_digest(const refit_update *update)
+/* Where an update's tensors are. */
+typedef struct update_view {
+    refit_device *device;
+    uint32_t count;
+    refit_tensor tensors[ROLLOUT_TENSORS];
+    const void *bytes[ROLLOUT_TENSORS];
+} update_view;
+
+static void view_open(update_view *view, const refit_update *update)
+{
+    *view = (update_view){.device = refit_update_device(update)};
+    uint32_t count = refit_update_count(update);
+    for (; count <= ROLLOUT_TENSORS && view->count < count; view->count++) {
+        refit_tensor *tensor = &view->tensors[view->count];
+        tensor->size = sizeof *tensor;
+        if (refit_update_tensor(update, view->count, tensor, &view->bytes[view->count], NULL) !=
+            REFIT_OK)
+            return;
+    }
+}
+
+static uint64_t view_digest(const update_view *view)
 {
     uint64_t digest = 0;
-    refit_device *device = refit_update_device(update);
-    for (uint32_t i = 0; i < refit_update_count(update); i++) {
-        refit_tensor tensor = {.size = sizeof tensor};
-        const void *bytes = NULL;
-        if (refit_update_tensor(update, i, &tensor, &bytes, NULL) != REFIT_OK) return 0;
-        digest = device == NULL ? add_tensor(digest, i, &tensor, bytes)
-                                : add_fetched(device, digest, i, &tensor, bytes);
-    }
+    for (uint32_t i = 0; i < view->count; i++)
+        digest = view->device == NULL
+                     ? add_tensor(digest, i, &view->tensors[i], view->bytes[i])
+                     : add_fetched(view->device, digest, i, &view->tensors[i], view->bytes[i]);
     return digest;
 }
 
-/* Keeps the update open, and looks at the end whether it is still what it was. */
-static void keep(rollout_thread *member, const refit_update *update, uint64_t digest)
+/* Keeps the update open, and looks at the end whether it is still what it was. A worker may not
+ * look there on a GPU, but what the publisher has copied stays for as long as the update is open.
+ */
+static void keep(rollout_thread *member, const update_view *view, uint64_t digest)
 {
     while (!member->let_go)
         rft_cond_wait_idle(&member->changed, &member->lock);
-    member->torn = member->torn || update_digest(update) != digest;
+    member->torn = member->torn || view_digest(view) != digest;
 }
 
 static void handle(rollout_thread *member, refit_update *update)
 {
-    uint64_t digest = update_digest(update);
+    update_view view;
+    view_open(&view, update);
+    uint64_t digest = view_digest(&view);
     rft_lock(&member->lock);
     rollout_action action = member->action;
     rft_unlock(&member->lock);
@@ -77,7 +99,7 @@ static void handle(rollout_thread *member, refit_update *update)
         member->digests[member->count++] = digest;
     }
     rft_cond_wake_all(&member->changed);
-    if (action == ROLLOUT_KEEP) keep(member, update, digest);
+    if (action == ROLLOUT_KEEP) keep(member, &view, digest);
     rft_unlock(&member->lock);
     refit_update_close(update);
 }

@@ -126,6 +126,19 @@ rft_message sample_offer(const sample_version *sample, uint64_t epoch, uint64_t 
     return message;
 }
 
+rft_view sample_places(const sample_version *sample, unsigned char *room)
+{
+    unsigned char *at = room;
+    for (uint32_t i = 0; i < sample->manifest->count; i++) {
+        const rft_manifest_tensor *tensor = &sample->manifest->tensors[i];
+        if (tensor->alias_of != REFIT_NO_ALIAS) continue;
+        rft_put_u32(at, 0);
+        rft_put_u64(at + 4, tensor->offset);
+        at += RFT_PLACE_BYTES;
+    }
+    return (rft_view){room, (size_t)(at - room)};
+}
+
 rft_message sample_seal(const sample_version *sample)
 {
     rft_message message = {.kind = RFT_SEAL};

@@ -36,6 +36,8 @@ rft_message sample_manifest(const sample_version *sample, uint64_t epoch);
 rft_message sample_offer(const sample_version *sample, uint64_t epoch, uint64_t base,
                          const char *segment, uint64_t offset);
 rft_message sample_seal(const sample_version *sample);
+/* Places of LEND, all in one area that is as an image: in room for SAMPLE_TENSORS of them. */
+rft_view sample_places(const sample_version *sample, unsigned char *room);
 /* `same` as of sample_same, or NULL. */
 rft_message sample_frame(sample_version *sample, uint32_t sequence, const unsigned char *same,
                          rft_view *payload);

@@ -1,5 +1,6 @@
 /* The publisher's state machine on the bench: see server_bench.h. */
 #include "tests/support/server_bench.h"
+#include "tests/support/hosted_store.h"
 
 #include <stdio.h>
 
@@ -19,7 +20,7 @@ void server_bench_open(server_bench *bench, uint32_t slots, bool shared)
     rft_manifest *manifest = NULL;
     assert_ok(rft_manifest_open(sample_tensors(), SAMPLE_TENSORS, SAMPLE_FRAME_BYTES,
                                 &bench->server.limits, &manifest, NULL));
-    assert_ok(rft_store_open(manifest, slots, shared, &bench->retired, &bench->store, NULL));
+    assert_ok(hosted_store_open(manifest, slots, shared, &bench->retired, &bench->store, NULL));
     rft_server_adopt(&bench->server, bench->store);
 }
 

@@ -131,7 +131,8 @@ void *test_host_alloc(refit_device *device, uint64_t count)
     void *memory = NULL;
     assert_int_equal(posix_memalign(&memory, 4096, whole_pages(count)), 0);
     if (rft_device_get_caps(device).needs_pinned) {
-        assert_int_equal(rft_device_host_pin(device, memory, whole_pages(count), NULL), REFIT_OK);
+        assert_int_equal(rft_device_host_pin(device, memory, whole_pages(count), false, NULL),
+                         REFIT_OK);
     }
     return memory;
 }

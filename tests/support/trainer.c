@@ -113,6 +113,10 @@ static refit_status write_all(test_trainer *trainer)
     refit_weight weights[SAMPLE_TENSORS];
     refit_status status = REFIT_OK;
     uint32_t count = trainer_weights(trainer, weights);
+    if (trainer->lends) {
+        return refit_publisher_lend(trainer->publisher, weights, count, trainer->device,
+                                    trainer->after, &trainer->error);
+    }
     if (trainer->at_once) {
         return refit_publisher_write_all(trainer->publisher, weights, count, trainer->device,
                                          trainer->after, &trainer->error);

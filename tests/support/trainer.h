@@ -26,6 +26,7 @@ typedef struct test_trainer {
     unsigned char *memory; /* of the device, with the sample's image */
     refit_stream_ref after;
     bool at_once; /* by refit_publisher_write_all, not tensor by tensor */
+    bool lends;   /* by refit_publisher_lend */
     rft_thread thread;
     trainer_call call;
     refit_status status;

@@ -152,11 +152,16 @@ static void do_write(char *const words[5])
         model[i] = (unsigned char)(i * 7 + (i >> 10) + seed * 13);
     if (device != NULL)
         status = refit_stream_copy(device, REFIT_STREAM_NONE, weights, model, LARGE, &error);
+    const void *from = device != NULL ? weights : model;
+    bool lends = strcmp(words[2], "lend") == 0;
     for (uint32_t i = 0; i < TENSORS && status == REFIT_OK; i++) {
+        const refit_weight weight = {i, from, tensors[i].bytes};
         hash = fnv(hash, model, tensors[i].bytes);
         if (tensors[i].alias_of != REFIT_NO_ALIAS) continue;
-        status = refit_publisher_write(publisher, i, device != NULL ? weights : model,
-                                       tensors[i].bytes, device, REFIT_STREAM_NONE, &error);
+        status =
+            lends ? refit_publisher_lend(publisher, &weight, 1, device, REFIT_STREAM_NONE, &error)
+                  : refit_publisher_write(publisher, i, from, weight.bytes, device,
+                                          REFIT_STREAM_NONE, &error);
     }
     snprintf(text, sizeof text, "%016" PRIx64, hash);
     answer(status, status == REFIT_OK ? text : error.text);

@@ -224,7 +224,8 @@ void trainer_open(child *trainer, char *endpoint, bool shm, unsigned slots, cons
 void trainer_write(child *trainer, unsigned seed)
 {
     (void)child_ask(trainer, "begin");
-    snprintf(trainer->digest, sizeof trainer->digest, "%s", child_ask(trainer, "write %u", seed));
+    snprintf(trainer->digest, sizeof trainer->digest, "%s",
+             child_ask(trainer, "write %u %s", seed, trainer->lends ? "lend" : "-"));
 }
 
 bool trainer_finish(child *trainer, child *const workers[], unsigned count)

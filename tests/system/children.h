@@ -15,6 +15,7 @@ typedef struct child_process {
     int to;
     int from;
     bool stopped;
+    bool lends; /* a trainer: by refit_publisher_lend */
     bool open_update;
     bool accepted;    /* the last update it took */
     char answer[512]; /* the last, without its newline */

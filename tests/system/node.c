@@ -144,9 +144,9 @@ refit_status __wrap_rft_slab_pins_take(rft_slab_pins *pins, refit_pin wanted,
 void __real_rft_slab_pins_drop(rft_slab_pins *pins);
 void __wrap_rft_slab_pins_drop(rft_slab_pins *pins);
 refit_status __real_rft_device_host_pin(refit_device *device, void *memory, uint64_t bytes,
-                                        refit_error *error);
+                                        bool read_only, refit_error *error);
 refit_status __wrap_rft_device_host_pin(refit_device *device, void *memory, uint64_t bytes,
-                                        refit_error *error);
+                                        bool read_only, refit_error *error);
 
 refit_status __wrap_rft_slab_pins_take(rft_slab_pins *pins, refit_pin wanted,
                                        rft_cancel_token *token, refit_error *error)
@@ -177,8 +177,8 @@ static void stand(void)
 /* Memory that refit pins for other ends is pinned without the lock, and is not the node's affair.
  */
 refit_status __wrap_rft_device_host_pin(refit_device *device, void *memory, uint64_t bytes,
-                                        refit_error *error)
+                                        bool read_only, refit_error *error)
 {
     if (has_lock && pins_under_this_lock++ == 1) stand();
-    return __real_rft_device_host_pin(device, memory, bytes, error);
+    return __real_rft_device_host_pin(device, memory, bytes, read_only, error);
 }

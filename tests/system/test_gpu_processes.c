@@ -40,11 +40,20 @@ static void worker_join(scene *the, uint32_t index)
     await_gpu(&the->workers[index]);
 }
 
+/* As a number of slots: the trainer lends its tensors, and keeps no copy. */
+#define LENDS 0u
+
+static void open_trainer(scene *the, unsigned slots, const char *setting)
+{
+    trainer_open(&the->trainer, the->endpoint, true, slots == LENDS ? 2 : slots, setting);
+    the->trainer.lends = slots == LENDS;
+}
+
 static void open_scene(scene *the, unsigned slots, const char *setting)
 {
     memset(the, 0, sizeof *the);
     own_tcp(the->endpoint);
-    trainer_open(&the->trainer, the->endpoint, true, slots, setting);
+    open_trainer(the, slots, setting);
     worker_join(the, 0);
     worker_join(the, 1);
 }
@@ -135,7 +144,7 @@ static void a_trainer_that_goes_frees_nothing_under_its_workers(unsigned killed,
     }
     worker_await(&the.workers[0], "connecting");
     worker_await(&the.workers[1], "connecting");
-    trainer_open(&the.trainer, the.endpoint, true, slots, "");
+    open_trainer(&the, slots, "");
     await_gpu(&the.workers[0]);
     await_gpu(&the.workers[1]);
     publish(&the, 3, 2);
@@ -154,6 +163,13 @@ int main(void)
         {"a reader, stopped", a_worker_stopped_while_it_reads_sees_nothing_torn, true, 1, 0, 1},
         {"a reader, stopped", a_worker_stopped_while_it_reads_sees_nothing_torn, true, 2, 0, 1},
         {"the trainer", a_trainer_that_goes_frees_nothing_under_its_workers, true, 2, 0, 2},
+        {"lent versions are read", versions_are_read_across_processes, true, LENDS, 0, 1},
+        {"a reader of what is lent", a_worker_killed_while_it_reads_leaves_the_memory_free, true,
+         LENDS, 1, 2},
+        {"a reader of what is lent, stopped", a_worker_stopped_while_it_reads_sees_nothing_torn,
+         true, LENDS, 0, 1},
+        {"a trainer that lends", a_trainer_that_goes_frees_nothing_under_its_workers, true, LENDS,
+         0, 2},
     };
     return scenes_play(kinds, COUNT_OF(kinds), points);
 }

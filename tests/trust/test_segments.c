@@ -86,7 +86,7 @@ TEST(the_same_user_cannot_change_what_workers_take)
     raw_worker_stage(&first);
     assert_true(first.segment[0] != '\0');
     pid_t child = fork();
-    if (child == 0) attack_trainer(getppid(), 3); /* the probe and two slots */
+    if (child == 0) attack_trainer(getppid(), 2); /* the probe and the first slot */
     await_child(child);
     trainer_check_bytes(&first, 1);
     raw_worker_apply(&first);

@@ -176,14 +176,23 @@ PLAY_TEST(where_the_gpu_is_full_versions_go_another_way)
     assert_int_equal(gpu_play_path(play, member), REFIT_PATH_CUDA_IPC);
 }
 
-PLAY_TEST(where_the_gpu_is_full_and_required_begin_says_so)
+static refit_status write_first(gpu_play *play, refit_error *error)
+{
+    refit_weight weights[SAMPLE_TENSORS];
+    (void)trainer_weights(&play->trainer, weights);
+    return refit_publisher_write(play->trainer.publisher, weights[0].tensor, weights[0].memory,
+                                 weights[0].bytes, play->trainer.device, REFIT_STREAM_NONE, error);
+}
+
+PLAY_TEST(where_the_gpu_is_full_and_required_a_write_says_so)
 {
     gpu_play_open(play, with_gpu_required);
     rollout_thread *member = gpu_play_hire(play, true, ROLLOUT_ACCEPT);
     (void)gpu_play_publish(play, 1);
+    trainer_begin(&play->trainer, 2);
     fake_cuda_fail("cuMemAlloc", 1, 1, RFT_CU_OUT_OF_MEMORY);
-    assert_refused(refit_publisher_begin(play->trainer.publisher, 2, error),
-                   REFIT_ERR_DEVICE_MEMORY, "broadcast.gpu");
+    assert_refused(write_first(play, error), REFIT_ERR_DEVICE_MEMORY, "broadcast.gpu");
+    assert_ok(refit_publisher_abort(play->trainer.publisher, NULL));
     assert_int_equal(refit_publisher_version(play->trainer.publisher), 1);
     rollout_thread *late = gpu_play_hire(play, true, ROLLOUT_ACCEPT);
     assert_true(rollouts_wait(late, 1, 1) == gpu_play_digest(1)); /* it is still served */
@@ -201,9 +210,9 @@ PLAY_TEST(a_stuck_reader_and_a_full_gpu_do_not_tear_anything)
         assert_true(rollouts_wait(keeper, 1, 1) == gpu_play_digest(1));
         publish_to(play, good, 2, begin);
         fake_cuda_fail("cuMemAlloc", 1, 1000, RFT_CU_OUT_OF_MEMORY);
-        refit_status status = begin_over_a_reader(play, 3);
-        assert_int_equal(status, require ? REFIT_ERR_DEVICE_MEMORY : REFIT_OK);
-        if (status == REFIT_OK) assert_ok(refit_publisher_abort(play->trainer.publisher, NULL));
+        assert_ok(begin_over_a_reader(play, 3));
+        assert_int_equal(write_first(play, NULL), require ? REFIT_ERR_DEVICE_MEMORY : REFIT_OK);
+        assert_ok(refit_publisher_abort(play->trainer.publisher, NULL));
         rollout_set_action(keeper, ROLLOUT_ACCEPT);
         rollouts_let_go(keeper);
         assert_true(rollouts_wait(keeper, 2, 1) == gpu_play_digest(2));
@@ -307,7 +316,7 @@ PLAY_TEST(an_aborted_version_leaves_what_can_be_served)
         bool on_gpu;
     } trials[] = {{NULL, true, true},
                   {with_gpu_required, true, true},
-                  {with_one_slot, true, false},
+                  {with_one_slot, false, false},
                   {with_gpu_required_and_one_slot, false, false}};
     for (size_t trial = 0; trial < COUNT_OF(trials); trial++) {
         gpu_play_open(play, trials[trial].change);
@@ -415,15 +424,14 @@ PLAY_TEST(room_for_one_version_is_enough_for_one)
     fake_cuda_set_taken(0, GPU_BYTES - fake_cuda_used(0));
     declare_anew(play);
     uint64_t asked = fake_cuda_calls("cuMemAlloc");
-    trainer_start(&play->trainer, TRAINER_BEGIN, 3);
+    trainer_begin(&play->trainer, 3);
+    trainer_start(&play->trainer, TRAINER_WRITE, 3);
     while (fake_cuda_calls("cuMemAlloc") == asked)
         (void)poll(NULL, 0, 1);
     rft_share_lock_close(&late);
     assert_ok(trainer_join(&play->trainer));
     assert_int_equal(trainer_stats(&play->trainer).publish_gpu_bytes,
                      2 * play->trainer.sample.manifest->store_bytes);
-    trainer_write(&play->trainer);
-    assert_ok(refit_publisher_commit(play->trainer.publisher, NULL));
     assert_true(rollouts_wait(member, 3, 1) == gpu_play_digest(3));
     assert_true(rollouts_was_on_device(member, 3));
     rft_share_lock_close(&kept);
@@ -438,7 +446,7 @@ PLAY_TEST(the_figures_are_those_of_the_tensors_there_are)
     uint64_t bytes = play->trainer.sample.manifest->store_bytes;
     refit_stats stats = trainer_stats(&play->trainer);
     assert_int_equal(stats.publish_gpu_bytes, bytes);
-    assert_int_equal(stats.publish_pinned_bytes, bytes + RFT_SEQLOCK_BYTES);
+    assert_int_equal(stats.publish_pinned_bytes, 0); /* no worker reads it on the host */
     gpu_play_dismiss(play);
     declare_anew(play);
     stats = trainer_stats(&play->trainer);
@@ -446,28 +454,43 @@ PLAY_TEST(the_figures_are_those_of_the_tensors_there_are)
     assert_int_equal(stats.publish_pinned_bytes, 0);
 }
 
+enum { BYTES = 4096 };
+
+/* The slot's version takes a chunk, all of it. */
+static void begin_slot(rft_gpu_store *store, uint32_t slot)
+{
+    assert_ok(rft_gpu_store_clear(store, slot, NULL));
+    store->writing = slot;
+    if (store->slots[slot].block->chunk_count == 0)
+        assert_ok(rft_gpu_store_grow(store, BYTES, NULL));
+    store->slots[slot].block->chunks[0].used = BYTES;
+}
+
 /* Though the next slot keeps the block that it has. */
 TEST(what_was_let_go_is_freed_when_the_next_slot_is_cleared)
 {
-    enum { BYTES = 4096 };
     refit_device *device = NULL;
     rft_gpu_store *store = NULL;
     rft_share_lock reader = {0};
     fake_cuda_reset();
     assert_ok(refit_device_open("cuda:0", NULL, &device, NULL));
     assert_ok(rft_gpu_store_open(device, &store, NULL));
-    assert_ok(rft_gpu_store_clear(store, 0, BYTES, NULL));
-    assert_ok(rft_gpu_store_clear(store, 1, BYTES, NULL));
+    for (uint32_t slot = 0; slot < 2; slot++)
+        begin_slot(store, slot);
     const char *name = store->slots[0].block->share_lock.segment.name;
     assert_ok(rft_share_lock_hold(&reader, name, NULL));
     assert_ok(rft_share_lock_read(&reader, NULL));
-    assert_ok(rft_gpu_store_clear(store, 0, BYTES, NULL));
+    begin_slot(store, 0);
     assert_int_equal(rft_gpu_store_bytes(store), 3 * BYTES);
     rft_share_lock_close(&reader);
     const rft_gpu_block *kept = store->slots[1].block;
-    assert_ok(rft_gpu_store_clear(store, 1, BYTES, NULL));
+    assert_ok(rft_gpu_store_clear(store, 1, NULL));
     assert_ptr_equal(store->slots[1].block, kept);
     assert_int_equal(rft_gpu_store_bytes(store), 2 * BYTES);
+    /* A chunk that the last version did not need is not kept. */
+    store->slots[1].block->chunks[0].needed = false;
+    assert_ok(rft_gpu_store_clear(store, 1, NULL));
+    assert_int_equal(rft_gpu_store_bytes(store), BYTES);
     assert_int_equal(rft_gpu_store_close(store, 0), 0);
     assert_ok(refit_device_close(device, NULL));
     assert_int_equal(fake_cuda_leaks(), 0);

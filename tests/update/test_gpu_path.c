@@ -286,7 +286,7 @@ PLAY_TEST(with_off_the_gpu_is_left_alone)
         gpu_play_bring(play, member, 1);
         assert_int_equal(gpu_play_path(play, member), REFIT_PATH_SHM);
         assert_int_equal(trainer_stats(&play->trainer).publish_gpu_bytes, 0);
-        assert_int_equal(fake_cuda_calls("cuIpcGetMemHandle"), 0);
+        assert_int_equal(fake_cuda_calls("cuIpcGetMemHandle"), end); /* the trainer's probe */
     }
 }
 
@@ -405,6 +405,18 @@ PLAY_TEST(memory_that_cannot_be_mapped_comes_another_way)
     assert_int_equal(gpu_play_path(play, member), REFIT_PATH_SHM);
     gpu_play_bring(play, member, 2);
     assert_false(rollouts_was_on_device(member, 2));
+}
+
+/* Another container, or a driver that refuses: it shows when the worker joins. */
+PLAY_TEST(a_worker_that_maps_nothing_joins_another_way)
+{
+    gpu_play_open(play, NULL);
+    fake_cuda_fail("cuIpcGetMemHandle", 1, 1, RFT_CU_UNKNOWN);
+    rollout_thread *member = gpu_play_hire_as(play, &play->config, play->theirs, ROLLOUT_ACCEPT);
+    trainer_wait_workers(&play->trainer, 1);
+    gpu_play_bring(play, member, 1);
+    assert_false(rollouts_was_on_device(member, 1));
+    assert_int_equal(gpu_play_path(play, member), REFIT_PATH_SHM);
 }
 
 PLAY_TEST(memory_that_cannot_be_mapped_is_an_error_if_required)

@@ -29,7 +29,7 @@ static void scene_open(scene *on)
     sample_open(&on->sample, 1);
     assert_ok(rft_catalog_open(on->sample.manifest, &on->catalog, NULL));
     assert_ok(refit_device_open("cuda:0", NULL, &on->device, NULL));
-    on->images.device = on->device;
+    on->images.gpu_memory.device = on->device;
     for (int i = 0; i < BLOCKS; i++) {
         block *one = &on->blocks[i];
         uint64_t bytes = on->sample.manifest->store_bytes;
@@ -75,15 +75,21 @@ static int close_scene(void **state)
 static refit_status take(scene *on, int index, rft_image **out)
 {
     const block *one = &on->blocks[index];
-    return rft_images_take_gpu(&on->images, on->catalog, &one->share, one->share_lock.segment.name,
-                               out, NULL);
+    unsigned char share[RFT_SHARE_BYTES], places[SAMPLE_TENSORS * RFT_PLACE_BYTES];
+    rft_share_write(&one->share, share);
+    RFT_TRY(rft_images_take_gpu(&on->images, on->catalog, out, NULL));
+    refit_status status = rft_image_map_gpu(&on->images, *out, one->share_lock.segment.name,
+                                            (rft_view){share, sizeof share},
+                                            sample_places(&on->sample, places), NULL);
+    if (status != REFIT_OK) rft_image_drop_use(*out, RFT_IMAGE_STAGED);
+    return status;
 }
 
 static rft_image *take_ok(scene *on, int index)
 {
     rft_image *image = NULL;
     assert_ok(take(on, index, &image));
-    assert_ptr_equal(image->bytes, on->blocks[index].memory);
+    assert_ptr_equal(rft_image_tensor(image, 0), on->blocks[index].memory);
     return image;
 }
 
@@ -123,13 +129,12 @@ ON_SCENE(a_mapping_that_is_still_read_keeps_its_place)
 {
     rft_image *third = NULL;
     rft_image *first = take_ok(on, 0), *second = take_ok(on, 1);
-    rft_gpu_mapping *read = second->gpu;
-    read->users++;
+    rft_gpu_version *read = rft_gpu_version_acquire(second->gpu);
     rft_image_drop_use(second, RFT_IMAGE_STAGED);
     assert_int_equal(take(on, 2, &third), REFIT_ERR_BUSY);
-    rft_images_trim_gpu(&on->images);
+    rft_images_trim_mappings(&on->images);
     assert_true(is_mapped(on, 0) && is_mapped(on, 1));
-    read->users--;
+    rft_gpu_version_release(read);
     third = take_ok(on, 2);
     assert_false(is_mapped(on, 1));
     rft_image_drop_use(third, RFT_IMAGE_STAGED);
@@ -143,7 +148,7 @@ ON_SCENE(memory_that_was_given_up_is_let_go_and_not_taken)
     rft_image *kept = take_ok(on, 1);
     for (int i = 0; i < BLOCKS; i++)
         rft_share_lock_retire(&on->blocks[i].share_lock);
-    rft_images_trim_retired(&on->images);
+    rft_images_trim_replaced(&on->images);
     assert_false(is_mapped(on, 0));
     assert_true(is_mapped(on, 1));
     assert_int_equal(take(on, 2, &image), REFIT_ERR_NOT_FOUND);
@@ -154,7 +159,7 @@ ON_SCENE(memory_that_was_given_up_is_let_go_and_not_taken)
 ON_SCENE(a_reader_is_seen_until_its_last_image_is_back)
 {
     rft_image *first = take_ok(on, 0), *second = take_ok(on, 0);
-    assert_ptr_equal(first->gpu, second->gpu);
+    assert_ptr_equal(first->gpu->lock, second->gpu->lock);
     assert_true(rft_image_note_seqlock(first) && rft_image_note_seqlock(second));
     assert_ok(rft_image_lend(first, NULL));
     assert_ok(rft_image_lend(second, NULL));

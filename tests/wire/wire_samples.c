@@ -86,7 +86,7 @@ static const field FIELDS[] = {
     NUMBER(WELCOME, welcome.heartbeat_timeout_ms, 1, UINT32_MAX - 1),
     NUMBER(WELCOME, welcome.version, 0, UINT64_MAX),
     NAME(WELCOME, welcome.probe, 0),
-    VIEW(WELCOME, welcome.gpu, 0, RFT_UUID_BYTES, many_bytes),
+    VIEW(WELCOME, welcome.share, 0, RFT_SHARE_BYTES, many_bytes),
 
     NUMBER(JOIN, join.epoch, 1, UINT64_MAX),
     NUMBER(JOIN, join.shm, 0, 1),
@@ -111,8 +111,7 @@ static const field FIELDS[] = {
     NUMBER(OFFER, offer.deadline_ms, 0, UINT32_MAX - 1),
     NAME(OFFER, offer.segment, 0),
     NUMBER(OFFER, offer.segment_offset, 0, UINT64_MAX),
-    VIEW(OFFER, offer.share, 0, RFT_SHARE_BYTES, many_bytes),
-    NAME(OFFER, offer.seqlock, 0),
+    NUMBER(OFFER, offer.lent, 0, 1),
 
     NUMBER(PULL, pull.version, 1, UINT64_MAX),
     NUMBER(PULL, pull.credits, 1, WINDOW),
@@ -125,6 +124,11 @@ static const field FIELDS[] = {
 
     NUMBER(RESEND, resend.version, 1, UINT64_MAX),
     VIEW(RESEND, resend.sequences, 4, sizeof many_bytes, many_bytes),
+
+    NUMBER(LEND, lend.version, 1, UINT64_MAX),
+    NAME(LEND, lend.lock, 1),
+    VIEW(LEND, lend.areas, 0, 2 * RFT_SHARE_BYTES, many_bytes),
+    VIEW(LEND, lend.places, RFT_PLACE_BYTES, 3 * RFT_PLACE_BYTES, many_bytes),
 
     NUMBER(SEAL, seal.version, 1, UINT64_MAX),
     DIGEST(SEAL, seal.digest, 7),

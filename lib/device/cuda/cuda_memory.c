@@ -435,9 +435,12 @@ static refit_status refused(const rft_cuda_device *cuda, rft_cu_result result, v
 /* The slots of device.h: pin inside a context guard, unpin enters the context by itself. One
  * registration a call; REFIT_ERR_PIN says why not. Unpin takes back the registration that begins at
  * `memory`. */
-static refit_status pin(rft_cuda_device *cuda, void *memory, uint64_t bytes, refit_error *error)
+static refit_status pin(rft_cuda_device *cuda, void *memory, uint64_t bytes, bool read_only,
+                        refit_error *error)
 {
-    rft_cu_result result = cuda->driver.host_register(memory, bytes, RFT_CU_HOST_REGISTER_PORTABLE);
+    unsigned flags = RFT_CU_HOST_REGISTER_PORTABLE;
+    if (read_only) flags |= RFT_CU_HOST_REGISTER_READ_ONLY;
+    rft_cu_result result = cuda->driver.host_register(memory, bytes, flags);
     if (result != RFT_CU_SUCCESS) return refused(cuda, result, memory, bytes, error);
     rft_cuda_pinned range = {(uintptr_t)memory, (uintptr_t)memory + bytes};
     refit_status status = list_range(cuda->pins, range, error);
@@ -475,10 +478,11 @@ static refit_status cuda_memory_check(void *self, const void *memory, uint64_t b
     RFT_CUDA_GUARDED(cuda, error, rft_cuda_pointer_check(cuda, memory, bytes, allocation, error));
 }
 
-static refit_status cuda_host_pin(void *self, void *memory, uint64_t bytes, refit_error *error)
+static refit_status cuda_host_pin(void *self, void *memory, uint64_t bytes, bool read_only,
+                                  refit_error *error)
 {
     rft_cuda_device *cuda = self;
-    RFT_CUDA_GUARDED(cuda, error, pin(cuda, memory, bytes, error));
+    RFT_CUDA_GUARDED(cuda, error, pin(cuda, memory, bytes, read_only, error));
 }
 
 static void cuda_host_unpin(void *self, void *memory, uint64_t bytes)

@@ -15,9 +15,9 @@
  * addresses and handles: so the address is mixed with a number that only one process of this
  * machine has.
  *
- * The list of imports is short (one a publisher's slot) and walked under a lock, which is also held
- * while a handle is opened: two threads that want one allocation must not open it twice. Knows
- * nothing of what the memory holds.
+ * The list of imports is short (one for each allocation that is lent) and walked under a lock,
+ * which is also held while a handle is opened: two threads that want one allocation must not open
+ * it twice. Knows nothing of what the memory holds.
  */
 #include "device/cuda/cuda_device.h"
 

@@ -105,9 +105,11 @@ static void host_unreserve(void *self, void *base, uint64_t bytes)
     rft_host_memory_unreserve(&host->memory, base);
 }
 
-static refit_status host_pin(void *self, void *memory, uint64_t bytes, refit_error *error)
+static refit_status host_pin(void *self, void *memory, uint64_t bytes, bool read_only,
+                             refit_error *error)
 {
     host_device *host = self;
+    (void)read_only; /* mlock asks nothing else of either */
     RFT_TRY(rft_host_check_lost(&host->memory, error));
     return rft_host_pin(memory, bytes, error);
 }

@@ -7,7 +7,8 @@
  *     refit_publisher_wait_workers                  refit_subscriber_next   -> update
  *     per version:                                  refit_update_tensor     (views, read-only)
  *       refit_publisher_begin                       refit_update_accept, or refit_update_refuse
- *       refit_publisher_write    (or _write_all)    refit_update_close
+ *       refit_publisher_write    (or _write_all,    refit_update_close
+ *                                 or _lend)
  *       refit_publisher_commit   (or abort)
  *
  * A worker sees whole versions only: what refit_subscriber_next returns is complete, verified
@@ -119,29 +120,33 @@ REFIT_API const char *refit_publisher_endpoint(const refit_publisher *publisher)
  * read the weights in its memory. Call it right after open, and before declare with broadcast.gpu:
  * require; once, with one device, which stays in use until close.
  *
- * For each version the publisher then keeps a copy of the weights in the GPU's memory, in
- * broadcast.slots slots: with broadcast.gpu: require always; with auto while a worker on that GPU
- * is subscribed, besides the copy in host memory for all others. Nothing happens with
- * broadcast.gpu: off, or, with auto, for a device whose memory cannot be shown to other processes
- * (the host device). Between versions only. Does not block.
+ * Tensors of refit_publisher_lend are read where they lie. Of others the publisher keeps a copy in
+ * the GPU's memory, in broadcast.slots slots, allocated as they are written: with broadcast.gpu:
+ * require always; with auto and store while a worker on that GPU is subscribed. A version that has
+ * no room on the GPU, or with auto needs more than broadcast.gpu_bucket_bytes, goes over the host.
+ * A version has a copy in host memory unless all subscribed workers are on that GPU: a worker that
+ * comes after such a version may have to wait for the next one. Nothing happens with broadcast.gpu:
+ * off, or, unless it is require, for a device whose memory cannot be shown to other processes (the
+ * host device). Between versions only. Takes 512 bytes of the GPU, which workers map as proof that
+ * they can. Does not block.
  *
  * Errors:
  * - REFIT_ERR_STATE: a version is under way, or another device was given before
  * - REFIT_ERR_UNSUPPORTED, REFIT_ERR_SYSTEM (no shared memory): with broadcast.gpu: require only
- * - REFIT_ERR_INVALID, REFIT_ERR_HOST_MEMORY
+ * - REFIT_ERR_INVALID, REFIT_ERR_HOST_MEMORY, REFIT_ERR_DEVICE_MEMORY
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_use_device(refit_publisher *publisher,
                                                                    refit_device *device,
                                                                    refit_error *error);
 
 /*
- * Declares the tensors of the versions; the list is copied. Takes the store (broadcast.slots copies
- * of the weights, in shared memory where that is on). It may be called again between versions: a
- * changed list makes a new store, and the next version is sent whole to every worker.
+ * Declares the tensors of the versions; the list is copied. The memory for them (broadcast.slots
+ * copies of the weights, in shared memory where that is on) is taken by refit_publisher_begin, for
+ * a version that some worker reads there. It may be called again between versions: a changed list
+ * makes a new store, and the next version is sent whole to every worker.
  *
  * Errors:
  * - REFIT_ERR_INVALID: sizes that do not fit shapes, duplicate names, bad aliases
- * - REFIT_ERR_SYSTEM: no shared memory, with broadcast.shm: require
  * - REFIT_ERR_STATE, REFIT_ERR_LIMIT, REFIT_ERR_HOST_MEMORY
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_declare(refit_publisher *publisher,
@@ -180,16 +185,16 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_wait_workers(refit_publi
  * at most broadcast.linger_ms. A slot that a worker may still read after that gets fresh memory;
  * where no shared memory is left, broadcast.shm: auto makes it private, and all workers fetch
  * through sockets until other tensors are declared. The same holds for the GPU's memory, if workers
- * read the version there: an evicted worker can no longer accept the version that it reads; where
- * the GPU has no fresh memory, broadcast.gpu: auto sends this version the other ways.
+ * read the version there: an evicted worker can no longer accept the version that it reads.
  *
- * After a failure nothing has begun, and a later begin tries again.
+ * After a failure nothing has begun, and a later begin tries again. With one slot the version
+ * before may be gone by then, if it lay on the GPU alone: workers keep it, but none that comes
+ * later is served it.
  *
  * Errors:
  * - REFIT_ERR_STATE: nothing is declared, or a version is under way
  * - REFIT_ERR_STALE: the number is used, or none is left
  * - REFIT_ERR_HOST_MEMORY, REFIT_ERR_SYSTEM: no fresh memory
- * - REFIT_ERR_DEVICE_MEMORY: no fresh memory on the GPU, with broadcast.gpu: require
  * - REFIT_ERR_CANCELLED: no worker is evicted then; the wait for the transport is not cut short
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_begin(refit_publisher *publisher,
@@ -227,8 +232,8 @@ typedef struct refit_weight {
 /*
  * Writes many tensors of the version as refit_publisher_write writes one, all of them from `device`
  * and after `after`; the list may be the whole version or a part of it. A GPU that takes digests
- * itself is waited for once every 1,024 tensors or 64 MiB, instead of once a tensor. Blocks for the
- * copies, each wait at most broadcast.stage_timeout_ms.
+ * itself is waited for once every 1,024 tensors, and every 64 MiB of copies to the host, instead of
+ * once a tensor. Blocks for the copies, each wait at most broadcast.stage_timeout_ms.
  *
  * The whole list is checked before the first write: REFIT_ERR_INVALID and REFIT_ERR_STATE, also for
  * a tensor that comes twice, mean that none was written. After any other failure the version stays
@@ -243,20 +248,41 @@ refit_publisher_write_all(refit_publisher *publisher, const refit_weight *weight
                           refit_device *device, refit_stream_ref after, refit_error *error);
 
 /*
+ * As refit_publisher_write_all, of tensors that stay as they are until refit_publisher_commit or
+ * refit_publisher_abort has returned, or the publisher is closed. Workers on the GPU of
+ * refit_publisher_use_device read them where they lie: nothing is copied for them. Each of them
+ * then maps the allocations that the tensors lie in, once, and keeps that; and the version is over
+ * when the commit returns: a worker that comes later gets the next one, and one that has not
+ * accepted it in time cannot any more. What cannot be lent is copied, as by write_all: tensors of
+ * host memory or of another device, those at an address that is no multiple of 16, and memory that
+ * CUDA cannot show to another process (cudaMallocAsync, virtual memory). With broadcast.gpu: store
+ * all tensors are copied.
+ *
+ * Errors:
+ * - those of refit_publisher_write_all
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_lend(refit_publisher *publisher,
+                                                             const refit_weight *weights,
+                                                             uint32_t count, refit_device *device,
+                                                             refit_stream_ref after,
+                                                             refit_error *error);
+
+/*
  * Ends a version: waits until all members (or the quorum) have staged it, at most
  * broadcast.stage_timeout_ms, tells them to commit, and waits until they have applied it, at most
  * broadcast.commit_timeout_ms. REFIT_OK: the version is the current one. Without workers (and with
  * broadcast.commit: all) it commits at once: the store serves workers that come later.
  *
  * With fewer members than needed it is aborted: every worker keeps the version before, and so does
- * the store. (An exception is one slot with broadcast.gpu: require, or with a copy that a write
- * gave up waiting for and no memory to replace its slot: such a store serves nothing until the next
- * version.) Once committed, workers that fail to apply are named but do not undo the version, and
- * those that have not answered in time are evicted.
+ * the store. (An exception is one slot where one of the two versions lies on a GPU alone, or where
+ * a copy that a write gave up waiting for has taken it and there is no memory to replace it: such a
+ * store serves nothing until the next version. What was lent is not served after its commit.) Once
+ * committed, workers that fail to apply are named but do not undo the version, and those that have
+ * not answered in time are evicted.
  *
  * A cancel before the workers are told to commit aborts the version, complete or not. After that
  * the version stands (publish_version is the new one), and only the wait ends: a worker that has
- * not answered yet may do so later, and is not evicted.
+ * not answered yet may do so later, unless the version was lent, and is not evicted.
  *
  * Errors:
  * - REFIT_ERR_PEER, REFIT_ERR_TIMEOUT: aborted; refit_publisher_worker names the workers and the
@@ -346,12 +372,12 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_subscriber_open(const char *endpoi
 REFIT_API void refit_subscriber_close(refit_subscriber *subscriber);
 
 /*
- * Says which GPU the worker is on, so that it reads the weights in the trainer's memory there if
- * the trainer is on the same one (by its UUID) and has said so, too. Call it right after open: a
- * worker that is connected already joins once more. Once, with one device, which stays in use until
- * close. Nothing happens with broadcast.gpu: off, or, with auto, for a device that cannot map other
- * processes' memory (the host device). Where the memory cannot be mapped, versions come another way
- * (with require: refit_subscriber_next says why). Does not block.
+ * Says which GPU the engine is on: refit_update_copy copies there, and versions are read in the
+ * trainer's memory if the trainer is on the same one (by its UUID) and has said so, too. Call it
+ * right after open: a worker that is connected already joins once more. Once, with one device,
+ * which stays in use until close. With broadcast.gpu: off, and where the memory cannot be mapped,
+ * versions come another way (with require: refit_subscriber_next says why). Nothing happens for the
+ * host device. Does not block.
  *
  * Errors:
  * - REFIT_ERR_STATE: another device was given before
@@ -365,11 +391,12 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_subscriber_use_device(refit_subscr
 /*
  * Waits for the next committed version and gives it as an update that the caller closes; one update
  * is open at a time. A version that was not taken before the trainer was lost is withdrawn: a
- * trainer that comes back brings the current one. Blocks, at most `timeout_ms`.
+ * trainer that comes back brings the current one, if it was not lent. Blocks, at most `timeout_ms`.
  *
  * Errors:
- * - REFIT_ERR_TIMEOUT: nothing new yet; the sentence says whether there is a trainer, or that the
- *   handshake failed, which may pass (a wrong security.server_key is reported so, too)
+ * - REFIT_ERR_TIMEOUT: a GPU has not ended the copies of the version before; or nothing new yet;
+ * the sentence says whether there is a trainer, or that the handshake failed, which may pass (a
+ * wrong security.server_key is reported so, too)
  * - REFIT_ERR_STATE: an update is open; or broadcast.gpu is require and refit_subscriber_use_device
  *   was not called
  * - REFIT_ERR_SECURITY, REFIT_ERR_PROTOCOL: the trainer refused this worker for good. Its key was
@@ -487,13 +514,15 @@ REFIT_API uint32_t refit_update_count(const refit_update *update);
 /*
  * Where the update's bytes lie: NULL: in host memory; else in the memory of this device, the one of
  * refit_subscriber_use_device. They are all there when the update is: work on any stream may read
- * them at once, and must be done before the update is closed.
+ * them at once, and must be done before the update is accepted, refused or closed: from then on it
+ * is the trainer's again.
  */
 REFIT_API refit_device *refit_update_device(const refit_update *update);
 
 /*
- * Tensor `index`: what it is, and its bytes, aligned to 64, in the memory that refit_update_device
- * names. Both are borrowed until refit_update_close. Tied tensors share one pointer.
+ * Tensor `index`: what it is, and its bytes, aligned to 64 in host memory and to 16 in a GPU's
+ * (refit_update_device). Both are borrowed until refit_update_close; bytes in a GPU's memory until
+ * the update is decided. Tied tensors share one pointer.
  *
  * The bytes are for reading. Host memory withstands a write: in shared memory it changes a copy of
  * the page, which is seen through this update alone and ends with it; what came through a socket is
@@ -501,11 +530,48 @@ REFIT_API refit_device *refit_update_device(const refit_update *update);
  * was sent all the same where it lies in shared memory. A GPU's memory must not be written.
  *
  * Errors:
+ * - REFIT_ERR_STATE: closed, or bytes of a GPU's memory are asked for, and the update is decided
  * - REFIT_ERR_NOT_FOUND, REFIT_ERR_INVALID
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_update_tensor(const refit_update *update,
                                                             uint32_t index, refit_tensor *tensor,
                                                             const void **bytes, refit_error *error);
+
+/* Memory of the caller's that a tensor is copied to. */
+typedef struct refit_target {
+    uint32_t tensor; /* its index in the version */
+    void *memory;    /* borrowed for the call */
+    uint64_t bytes;  /* the tensor's */
+} refit_target;
+
+/*
+ * Copies tensors of a version to memory on the GPU of refit_subscriber_use_device, after the work
+ * that the caller has put on `after`. When the call returns all bytes are there. The whole list is
+ * checked before the first copy. Blocks for the copies, at most broadcast.stage_timeout_ms.
+ *
+ * A version in that GPU's memory (refit_update_device) takes one wait for each 1,024 tensors, and
+ * what was copied is compared with the trainer's digests, so that a trainer that changes tensors it
+ * has lent is noticed. A version in host memory takes one wait; its memory is page-locked by the
+ * first such call, and stays so for the versions that come into it. Where that cannot be had the
+ * copies are slower, and the log says so. What the caller wrote into views of shared memory is not
+ * copied.
+ *
+ * After a call that has failed once it had begun to copy (CORRUPT, TIMEOUT, an error of the device)
+ * the update can only be refused, and that counts with `kept` 0.
+ *
+ * Errors:
+ * - REFIT_ERR_UNSUPPORTED: it lies in the GPU's memory, and the GPU takes no digests
+ * - REFIT_ERR_INVALID, nothing was written: another size, or memory that is not the GPU's
+ * - REFIT_ERR_CORRUPT: a tensor was changed while it was read; some of the memory is written
+ * - REFIT_ERR_TIMEOUT: the copies go on, and refit_update_close waits for them
+ * - REFIT_ERR_STATE: no device was given, or the update is closed; or it is decided, and lies in
+ *   the GPU's memory
+ * - those of the device
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_update_copy(refit_update *update,
+                                                          const refit_target *list, uint32_t count,
+                                                          refit_stream_ref after,
+                                                          refit_error *error);
 
 /*
  * Finds a tensor's index by name.
@@ -548,17 +614,17 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_update_apply(refit_update *update,
                                                            refit_error *error);
 
 /*
- * Tells the trainer that the engine runs on this version from now on. The views stay until close; a
- * trainer with one slot waits for that. REFIT_OK also if the trainer was lost meanwhile: the engine
- * does run on the version, and the next trainer is told so.
+ * Tells the trainer that the engine runs on this version from now on. Views of host memory stay
+ * until close; a trainer with one slot waits for that. REFIT_OK also if the trainer was lost
+ * meanwhile: the engine does run on the version, and the next trainer is told so.
  *
  * Errors:
  * - REFIT_ERR_STALE: the trainer had evicted this worker and took the memory for a newer version.
  *   Bytes that were read may be torn: the update counts as refused with nothing kept, and applied
  *   bytes are put back
- * - REFIT_ERR_STATE: it was accepted or refused before; or bound destinations hold no whole
- *   version; or the last refit_update_apply failed and they are still bound: an engine without the
- *   version must not report it
+ * - REFIT_ERR_STATE: it was accepted or refused before; or a refit_update_copy of it failed; or
+ *   bound destinations hold no whole version; or the last refit_update_apply failed and they are
+ * still bound: an engine without the version must not report it
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_update_accept(refit_update *update,
                                                             refit_error *error);
@@ -567,7 +633,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_update_accept(refit_update *update
  * Tells the trainer that the version could not be applied, and why (`reason`: NULL for no words;
  * cut to 160 bytes). `kept` is 1 if the engine still runs on the version before, 0 if it holds no
  * version that may serve. The trainer names this worker in its report. With `kept` 0 the worker
- * joins again and is offered the current version in full; with 1 it is offered the next one.
+ * joins again and is offered the current version in full, or, if that was lent, the next one; with
+ * 1 it is offered the next one.
  * Applied bytes are put back first; if a device cannot, the call returns that device's error, and
  * the update counts as refused with `kept` 0.
  *

@@ -63,6 +63,7 @@ typedef enum refit_gpu {
     REFIT_GPU_AUTO = 0, /* workers on the trainer's own GPU read its memory there; others do not */
     REFIT_GPU_REQUIRE = 1, /* no other worker is taken, and no host copy of the weights is kept */
     REFIT_GPU_OFF = 2,     /* weights reach workers through host memory only */
+    REFIT_GPU_STORE = 3, /* as auto, but nothing is lent: workers that come late are served, too */
 } refit_gpu;
 
 typedef enum refit_commit_policy {
@@ -191,6 +192,10 @@ typedef struct refit_config {
     uint32_t activations_prefetch;   /* groups that return before they are asked for */
     uint32_t activations_keep_last;  /* groups at the end of the forward pass that stay */
     int32_t activations_aim;         /* refit_activations_aim */
+
+    /* broadcast.* : on the trainer's GPU */
+    uint64_t broadcast_gpu_bucket_bytes; /* with gpu: auto, for tensors that cannot be lent; of each
+                                            slot */
 } refit_config;
 
 /*

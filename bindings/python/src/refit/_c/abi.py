@@ -67,6 +67,7 @@ REFIT_SHM_OFF: Final = 2
 REFIT_GPU_AUTO: Final = 0
 REFIT_GPU_REQUIRE: Final = 1
 REFIT_GPU_OFF: Final = 2
+REFIT_GPU_STORE: Final = 3
 REFIT_COMMIT_ALL: Final = 0
 REFIT_COMMIT_QUORUM: Final = 1
 REFIT_VERIFY_AUTO: Final = 0
@@ -223,6 +224,7 @@ class refit_config(Structure):
         ("activations_prefetch", c_uint32),
         ("activations_keep_last", c_uint32),
         ("activations_aim", c_int32),
+        ("broadcast_gpu_bucket_bytes", c_uint64),
     ]
 
 
@@ -433,6 +435,15 @@ class refit_destination(Structure):
         ("device", c_void_p),
         ("dtype", c_int),
         ("cast", c_int),
+    ]
+
+
+class refit_target(Structure):
+    __slots__ = ()
+    _fields_ = [
+        ("tensor", c_uint32),
+        ("memory", c_void_p),
+        ("bytes", c_uint64),
     ]
 
 
@@ -823,6 +834,14 @@ PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
         refit_stream_ref,
         POINTER(refit_error),
     ]),
+    "refit_publisher_lend": (c_int, [
+        c_void_p,
+        POINTER(refit_weight),
+        c_uint32,
+        c_void_p,
+        refit_stream_ref,
+        POINTER(refit_error),
+    ]),
     "refit_publisher_commit": (c_int, [
         c_void_p,
         POINTER(refit_error),
@@ -913,6 +932,13 @@ PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
         c_uint32,
         POINTER(refit_tensor),
         POINTER(c_void_p),
+        POINTER(refit_error),
+    ]),
+    "refit_update_copy": (c_int, [
+        c_void_p,
+        POINTER(refit_target),
+        c_uint32,
+        refit_stream_ref,
         POINTER(refit_error),
     ]),
     "refit_update_find": (c_int, [

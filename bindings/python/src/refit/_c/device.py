@@ -70,6 +70,10 @@ class Device(Handle):
         call(lib.refit_device_describe, self._live, ctypes.byref(raw))
         return _info_of(raw)
 
+    def is_same_gpu(self, other: "Device | None") -> bool:
+        """Whether both are one GPU."""
+        return other is not None and self.info.uuid != "" and self.info.uuid == other.info.uuid
+
     def _close(self, pointer: int) -> None:
         """BusyError, and nothing is closed, while something on it is open."""
         call(lib.refit_device_close, pointer)
@@ -131,6 +135,18 @@ def open_device(device: Any) -> tuple[Device, bool]:
     if isinstance(device, Device):
         return device, False
     return Device(spec_of(device)), True
+
+
+def current_cuda(*, is_chosen: bool = False) -> str | None:
+    """The spec of PyTorch's current CUDA device; None while this process does not use CUDA.
+    ``is_chosen``: and while it may be the first of several only because none was set so far."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    number = torch.cuda.current_device()
+    if is_chosen and number == 0 and torch.cuda.device_count() > 1:
+        return None
+    return f"cuda:{number}"
 
 
 def stream_of(device: int) -> int:

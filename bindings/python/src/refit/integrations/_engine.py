@@ -119,7 +119,9 @@ class Engine:
             self._receiver = None
             receiver.close()
         if self._receiver is None:
-            self._receiver = subscribe(endpoint, worker, self._config)
+            # Without a device of its own for what comes, its reader has it until ``let_go``.
+            device = None if self._device in (None, "cpu") else self._device
+            self._receiver = subscribe(endpoint, worker, self._config, device=device)
 
     def let_go(self) -> None:
         """Ends the views of the version in hand."""

@@ -2,7 +2,9 @@
 
 Engines keep references to the tensors they are given: vLLM's layerwise reload until a layer is
 complete, which may be long after the call that brought them. So a version is accepted when all of
-it is loaded, and its memory is let go later: at ``let_go``, or when the next version is taken.
+it is loaded, and its memory is let go later: at ``let_go``, or when the next version is taken. That
+holds for memory of the host. What the trainer lends on a GPU ends with the acceptance: only an
+engine that has read all by then subscribes with a device.
 
 A load that fails is refused in the trainer's report, with the words of the exception, and counts as
 holding nothing: part of the model may be new by then. It knows no engine.
@@ -32,11 +34,16 @@ LOOK_S = 1.0
 """How often a wait looks whether there is a trainer."""
 
 
-def subscribe(endpoint: str, worker: str | None = None, config: Any = None) -> "Receiver":
-    """Subscribes at `endpoint`; returns at once, whether or not the trainer is there."""
+def subscribe(
+    endpoint: str, worker: str | None = None, config: Any = None, *, device: Any = "auto"
+) -> "Receiver":
+    """Subscribes at `endpoint`; returns at once, whether or not the trainer is there. `device`: as
+    Subscriber takes it; None for an engine that reads on after it has accepted."""
     from refit.weights.subscriber import Subscriber
 
-    return Receiver(lambda: Subscriber(endpoint, worker=worker, config=config), endpoint)
+    return Receiver(
+        lambda: Subscriber(endpoint, worker=worker, config=config, device=device), endpoint
+    )
 
 
 class Receiver:
@@ -67,8 +74,9 @@ class Receiver:
         limit).
 
         What was in hand is let go first. A version that was applied or refused here before comes
-        again, to a subscription of its own. Versions below the one wanted are refused as they come
-        (the engine keeps what it has). DeadlineError, and what Subscriber.next raises.
+        again, to a subscription of its own, unless the trainer had lent it. Versions below the one
+        wanted are refused as they come (the engine keeps what it has). DeadlineError, and what
+        Subscriber.next raises.
         """
         self.let_go()
         end = time.monotonic() + (TIMEOUT_S if timeout is None else timeout)
@@ -115,7 +123,8 @@ class Receiver:
 
     def join_again(self, *, kept: bool) -> None:
         """Leaves and comes back, so that the trainer sends its version whole. `kept`: the engine
-        goes on with the version that it has until then."""
+        goes on with the version that it has until then. A version that was lent does not come
+        again: the next one does."""
         self.let_go()
         self.subscriber.close()
         self.subscriber = self._make_subscriber()
@@ -136,7 +145,7 @@ class Receiver:
         """Accepts `update` when the block ends; refuses it if it fails, with nothing kept, unless
         the block has said ``keep``.
 
-        The update stays readable until ``let_go``.
+        On the host the update stays readable until ``let_go``.
         """
         if self._update is not None:
             raise StateError(f"version {self._update.version} is still in hand: let it go first")

@@ -68,6 +68,8 @@ class _Engine:
     """
 
     supports_draft_weight_update = False
+    device_to_share: str | None = "auto"
+    """As Subscriber takes it."""
     model: Any
     _receiver: Receiver | None = None
 
@@ -89,7 +91,9 @@ class _Engine:
         name = init_info.worker or self._name()
         if init_info.worker and self._workers() > 1:
             name = f"{name}-rank{self._rank()}"
-        self._receiver = subscribe(init_info.endpoint, name, init_info.config)
+        self._receiver = subscribe(
+            init_info.endpoint, name, init_info.config, device=self.device_to_share
+        )
         if init_info.connect_s > 0:
             self._receiver.await_trainer(init_info.connect_s)
 
@@ -173,7 +177,10 @@ class _Engine:
 
 class _EngineWithCallback(_Engine):
     """vLLM below 0.25: the worker prepares the layers, hands in the function that loads, and
-    finishes by itself. So the model has no weights from start to finish."""
+    finishes by itself. So the model has no weights from start to finish, and reads tensors after
+    this end has accepted them: it takes them from the host."""
+
+    device_to_share = None
 
     def receive_weights(self, update_info: Any, load_weights: Any) -> None:
         """Loads the next version by `load_weights`; its memory stays until the next one."""

@@ -6,7 +6,8 @@ nothing is known here of publishers and of versions.
 """
 
 import ctypes
-from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -24,6 +25,7 @@ __all__ = [
     "Tensors",
     "collect",
     "is_settled",
+    "lasting",
     "pairs_of",
     "planned",
     "specs_of",
@@ -82,6 +84,20 @@ def is_settled(tensors: Any) -> bool:
     if isinstance(tensors, Mapping | Sequence | ItemsView):
         return True
     return getattr(tensors, "settled", False) is True
+
+
+_ITEMS: tuple[type[Any], ...] = (type({}.items()), type(OrderedDict[str, Any]().items()))
+
+
+def lasting(tensors: Tensors) -> Callable[[str], bool]:
+    """Which of the tensors are there also without being asked for: all of a dict, its items, and a
+    list; of others those for which a method ``lasts`` says so. What is made when it is asked for
+    takes memory for as long as it is held."""
+    plain = isinstance(tensors, dict) and type(tensors).items in (dict.items, OrderedDict.items)
+    if plain or isinstance(tensors, list | tuple) or type(tensors) in _ITEMS:
+        return lambda _: True
+    found: Callable[[str], bool] = getattr(tensors, "lasts", lambda _: False)
+    return found
 
 
 def _as_pair(pair: Any) -> tuple[Any, Any]:

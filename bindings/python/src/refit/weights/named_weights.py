@@ -95,6 +95,14 @@ class PlannedWeight(NamedTuple):
         """Whether it is gathered with others, by DeepSpeed."""
         return self.merged is None and is_divided(self.tensor)
 
+    @property
+    def is_own(self) -> bool:
+        """Whether it travels as the model has it: nothing is made of it."""
+        made = self.merged is not None or isinstance(self.tensor, DTensor) or self.is_divided
+        if made or self.tie is not None or self.tensor.dtype != self.dtype:
+            return False
+        return self.piece is None or self.tensor.is_contiguous()
+
     def gather(self) -> torch.Tensor:
         """All of it, in the type that it has; on all ranks, where it is sharded."""
         if self.merged is not None:
@@ -388,10 +396,17 @@ class PlannedWeights:
 
     def __init__(self, plan: list[PlannedWeight]) -> None:
         self._plan = plan
+        self._lasting: set[str] | None = None
 
     def manifest(self) -> list[TensorSpec]:
         """All names, tied ones included, with dtype and shape."""
         return [one.spec for one in self._plan]
+
+    def lasts(self, name: str) -> bool:
+        """Whether it is the model's own memory that comes: not gathered, merged or cast."""
+        if self._lasting is None:
+            self._lasting = {one.name for one in self._plan if one.is_own}
+        return name in self._lasting
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         for one in self._plan:

@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
 
-from refit._c import abi, stats
+from refit._c import abi, log, stats
 from refit._c.call_lock import CallLock
 from refit._c.config import ConfigLike, make_config
-from refit._c.device import Device, open_device
+from refit._c.device import Device, current_cuda, open_device
 from refit._c.handle import Handle
 from refit._c.library import call, encoded, lib
 from refit._c.waiting import run_interruptibly, wait_in_slices
@@ -41,8 +41,10 @@ class Publisher(Handle):
     "ipc:///run/refit.sock", or "tcp://127.0.0.1:0" (0: any free port). Without keys a tcp endpoint
     is open to all users of this machine, and a warning in the log says so. ``config``: a
     ``refit.Config``, a YAML file's path, a mapping of options, or None for the defaults and the
-    environment; ``overrides``: single options, ``Publisher(broadcast_shm="off")``. Starts a service
-    thread of the C library, joined by ``close``. One thread at a time uses it, but for what
+    environment; ``overrides``: single options, ``Publisher(broadcast_shm="off")``. ``device`` is
+    the GPU that the trainer is on: workers there read its tensors where they lie. "auto": PyTorch's
+    current one, once the process uses CUDA; None: none; or what ``use_device`` takes. Starts a
+    service thread of the C library, joined by ``close``. One thread at a time uses it, but for what
     is marked "any thread". Raises BusyError (another process has the endpoint, or the socket of
     another user lies at its path), ExistsError (a file that is not a socket has its place),
     SecurityError (without keys: an address beyond this host, or a path that other users could lead
@@ -52,7 +54,12 @@ class Publisher(Handle):
     """
 
     def __init__(
-        self, endpoint: str | None = None, config: ConfigLike = None, **overrides: Any
+        self,
+        endpoint: str | None = None,
+        config: ConfigLike = None,
+        *,
+        device: Any = "auto",
+        **overrides: Any,
     ) -> None:
         self._call_lock = CallLock("Publisher")
         self._guard = threading.RLock()
@@ -60,11 +67,31 @@ class Publisher(Handle):
         self._writer = Writer()
         self._ends = False
         self._own_devices: list[Device] = []
+        self._shared: Device | None = None
         chosen = make_config(config, overrides)
         self._begin_s: float = chosen.get("broadcast.stage_timeout_ms") / 1000
         text = None if endpoint is None else encoded(endpoint, "an endpoint")
         self._open(lib.refit_publisher_open, text, chosen._as_c)
         self._endpoint: str = lib.refit_publisher_endpoint(self._live).decode()
+        self._device = None if chosen["broadcast.gpu"] == "off" else device
+        try:
+            self._find_device(current_cuda(is_chosen=True))
+        except BaseException:
+            self.close()
+            raise
+
+    def _find_device(self, auto: str | None) -> None:
+        """Uses the device that was asked for, once it is known: ``auto`` for "auto"."""
+        chosen = auto if self._device == "auto" else self._device
+        if chosen is None:
+            return
+        try:
+            self._use_device(chosen)
+        except RefitError as why:
+            if self._device != "auto":
+                raise
+            log.LOGGER.info("no weights are lent on %s: %s", chosen, why.text)
+        self._device = None
 
     def _refuse_use(self, pointer: int) -> None:
         pass  # some calls may be made from any thread, and are waited for
@@ -87,6 +114,7 @@ class Publisher(Handle):
         super().close()
         if not self.closed:  # a forked process has its parent's
             return
+        self._writer.forget()
         self._writer.close()
         while self._own_devices:
             self._own_devices.pop().close()
@@ -123,6 +151,10 @@ class Publisher(Handle):
         Weights with a method ``manifest()``, which gives their ``TensorSpec`` before there are
         bytes, are also written as they come.
 
+        Workers on the trainer's GPU (``device``) read tensors that are there together where they
+        lie, and have copied them when it returns: those must not change meanwhile, on other
+        streams or threads. What is made on the way (casts, gathered shards) is copied for them.
+
         ``version`` is above all before it, at least 1, or None for the next number. Blocks for the
         copies, until workers let go of an older version (broadcast.stage_timeout_ms), and for what
         ``commit`` waits for. On any exception, Ctrl-C included, the version is aborted and workers
@@ -138,6 +170,8 @@ class Publisher(Handle):
             except BaseException:
                 _drop(self._live)
                 raise
+            finally:
+                self._writer.forget()
             return self.version
 
     # ---- Its steps
@@ -145,10 +179,10 @@ class Publisher(Handle):
     def declare(self, tensors: Tensors | Iterable[TensorSpec]) -> None:
         """Says which tensors versions have from now on: ``TensorSpec``s, or named tensors.
 
-        Takes the store: broadcast.slots copies of all bytes, in shared memory where that is on.
-        Nothing happens if they are the ones declared. Between versions only. Blocks for the store.
-        Raises StateError (a version is under way), InvalidError (duplicate or bad names, ties that
-        lead nowhere), UnsupportedError, LimitError, HostMemoryError, SystemCallError.
+        Nothing happens if they are the ones declared. Between versions only; ``begin`` takes the
+        memory for them, in shared memory where that is on. Raises StateError (a version is under
+        way), InvalidError (duplicate or bad names, ties that lead nowhere), UnsupportedError,
+        LimitError, HostMemoryError, SystemCallError.
         """
         with self._call_lock:
             self._declare(manifest.specs_of(tensors))
@@ -167,6 +201,7 @@ class Publisher(Handle):
             call(lib.refit_publisher_wait_workers, pointer, count, slice_ms)
 
         with self._call_lock:
+            self._find_device(current_cuda(is_chosen=True))
             wait_in_slices(step, self._begin_s if timeout is None else timeout)
 
     def begin(self, version: int | None = None) -> None:
@@ -207,6 +242,12 @@ class Publisher(Handle):
         with self._call_lock:
             self._write(weights, together=is_settled(weights) if together is None else together)
 
+    def lend_all(self, weights: Tensors) -> None:
+        """``write_all`` of tensors that must not change before ``commit`` or ``abort`` has
+        returned: workers on the trainer's GPU read them where they lie, as in ``publish``."""
+        with self._call_lock:
+            self._write(weights, together=is_settled(weights), lend=True)
+
     def commit(self) -> None:
         """Ends the version: every worker has it and switches to it, or none does.
 
@@ -218,7 +259,13 @@ class Publisher(Handle):
         tensor and stays open.
         """
         with self._call_lock:
-            _commit(self._live)
+            try:
+                _commit(self._live)
+            except StateError:
+                raise  # the version stays open
+            except BaseException:
+                self._writer.forget()
+                raise
             self._writer.forget()
 
     def cancel(self) -> None:
@@ -284,22 +331,31 @@ class Publisher(Handle):
         (another device, or a version is under way), NotFoundError.
         """
         with self._call_lock:
-            pointer = self._live
-            opened, ours = open_device(device)
+            self._use_device(device)
+            self._device = None
+
+    def _use_device(self, device: Any) -> None:
+        pointer = self._live
+        opened, ours = open_device(device)
+        if ours and opened.is_same_gpu(self._shared):
+            opened.close()
+            return
+        if ours:
+            self._own_devices.append(opened)
+        try:
+            call(lib.refit_publisher_use_device, pointer, opened.pointer)
+            self._shared = opened
+        except RefitError:  # after anything else, Ctrl-C for one, C may have it in use
             if ours:
-                self._own_devices.append(opened)
-            try:
-                call(lib.refit_publisher_use_device, pointer, opened.pointer)
-            except RefitError:  # after anything else, Ctrl-C for one, C may have it in use
-                if ours:
-                    self._own_devices.remove(opened)
-                    opened.close()
-                raise
+                self._own_devices.remove(opened)
+                opened.close()
+            raise
 
     # ---- Below: the call lock is held
 
     def _begin(self, version: int | None) -> None:
         """Begins it; nothing has begun if that fails. None: the next number. InvalidError."""
+        self._find_device(current_cuda())
         pointer, number = self._live, _number(version)
         try:
             _wait(pointer, lambda: call(lib.refit_publisher_begin, pointer, number))
@@ -317,8 +373,10 @@ class Publisher(Handle):
         if has_manifest or (self._declared is not None and not is_settled(weights)):
             if has_manifest:
                 self._declare(manifest.specs_of(weights))
-            return lambda: self._write(weights, together=is_settled(weights))
+            return lambda: self._write(weights, together=is_settled(weights), lend=True)
         found = manifest.collect(settled(weights))
+        numbers = (weight.device for _, weight in found.weights if weight.device >= 0)
+        self._find_device(next((f"cuda:{number}" for number in numbers), None))
         self._declare(found.specs)
         return lambda: self._writer.write_collected(pointer, found)
 
@@ -326,6 +384,7 @@ class Publisher(Handle):
         before = self._declared
         if before is not None and specs == before.specs:
             return
+        self._find_device(current_cuda())
         array = manifest.to_c(specs)
         self._declared = None  # Ctrl-C is raised also where C has taken the new
         try:
@@ -335,10 +394,12 @@ class Publisher(Handle):
             raise
         self._declared = Declared(specs)
 
-    def _write(self, weights: Tensors, *, together: bool) -> None:
+    def _write(self, weights: Tensors, *, together: bool, lend: bool = False) -> None:
         declared = self._declared or Declared(())
-        write = self._writer.write_together if together else self._writer.write_each
-        write(self._live, declared, weights)
+        if together:
+            self._writer.write_together(self._live, declared, weights, lend=lend)
+        else:
+            self._writer.write_each(self._live, declared, weights)
 
 
 # ---- One version, as calls of the C library that wait. Ctrl-C ends each wait, and what it leaves

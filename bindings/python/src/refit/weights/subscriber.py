@@ -13,6 +13,7 @@ import ctypes
 import math
 import os
 import select
+import sys
 import threading
 import time
 import weakref
@@ -20,10 +21,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from refit._c import abi, stats
+from refit._c import abi, log, stats
 from refit._c.call_lock import CallLock
 from refit._c.config import ConfigLike, make_config
-from refit._c.device import Device, open_device
+from refit._c.device import Device, current_cuda, open_device
 from refit._c.handle import Handle
 from refit._c.library import call, encoded, lib
 from refit._c.waiting import SLICE_MS
@@ -71,8 +72,10 @@ class Subscriber(Handle):
     ClosedError, for good. A trainer that ends the training does so at once (``Publisher.close``). A
     trainer that is there is heard, however long it trains; give more than one takes to start, and
     more than broadcast.heartbeat_timeout_ms (5 s). None: no limit.
-    ``config`` and ``overrides``: as of ``Publisher``. Starts a service thread of the C library,
-    joined by ``close``. One thread at a time uses it, but for what is marked "any
+    ``device`` is the GPU that the engine is on, to read the weights of a trainer there where they
+    lie. "auto": PyTorch's current one, once the process uses CUDA; None: none; or what
+    ``use_device`` takes. ``config`` and ``overrides``: as of ``Publisher``. Starts a service thread
+    of the C library, joined by ``close``. One thread at a time uses it, but for what is marked "any
     thread". Raises InvalidError, ConfigError, SecurityError (without keys: an address beyond this
     host, or an ipc path where another user listens or could), InputOutputError (a key's file, or
     the folder of user://), UnsupportedError (keys, and a libzmq without CURVE), SystemCallError.
@@ -86,6 +89,7 @@ class Subscriber(Handle):
         config: ConfigLike = None,
         timeout: float | None = None,
         idle_timeout: float | None = None,
+        device: Any = "auto",
         **overrides: Any,
     ) -> None:
         self._call_lock = CallLock("Subscriber")
@@ -96,6 +100,7 @@ class Subscriber(Handle):
         self._update: weakref.ref[Update] | None = None
         self._device: Device | None = None
         self._device_is_ours = False
+        self._engine: int | None = None
         self._arrived = ctypes.c_void_p()
         self._delivered = False
         if worker is not None:
@@ -105,6 +110,25 @@ class Subscriber(Handle):
         settled = make_config(config, overrides)
         text = None if endpoint is None else encoded(endpoint, "an endpoint")
         self._open(lib.refit_subscriber_open, text, settled._as_c)
+        self._asked_device = None if settled["broadcast.gpu"] == "off" else device
+        try:
+            self._find_device(current_cuda(is_chosen=True))
+        except BaseException:
+            self.close()
+            raise
+
+    def _find_device(self, auto: str | None) -> None:
+        """Uses the device that was asked for, once it is known: ``auto`` for "auto"."""
+        chosen = auto if self._asked_device == "auto" else self._asked_device
+        if chosen is None:
+            return
+        try:
+            self.use_device(chosen)
+        except RefitError as why:
+            if self._asked_device != "auto":
+                raise
+            log.LOGGER.info("no weights are taken from %s: %s", chosen, why.text)
+        self._asked_device = None
 
     # ---- Versions
 
@@ -125,6 +149,7 @@ class Subscriber(Handle):
         if seconds is not None and not seconds >= 0:
             raise InvalidError(f"a timeout of {seconds} s: give seconds, 0 or more, or None")
         end = math.inf if seconds is None else time.monotonic() + seconds
+        self._find_device(current_cuda())
         try:
             with self._call_lock:
                 return self._await(end)
@@ -159,7 +184,12 @@ class Subscriber(Handle):
         arrived = self._arrived.value
         assert arrived is not None
         self._current.serial += 1
-        update = Update(self, self._call_lock, self._current, arrived, self._device_of(arrived))
+        try:
+            on, engine = self._devices_of(arrived)
+        except StateError:
+            lib.refit_update_close(self._arrived)  # the trainer waits for an answer
+            raise
+        update = Update(self, self._call_lock, self._current, arrived, on, engine)
         self._update = weakref.ref(update)
         self._delivered = True
         return update
@@ -175,12 +205,19 @@ class Subscriber(Handle):
             )
         lib.refit_update_close(self._arrived)
 
-    def _device_of(self, update: int) -> int:
-        """The CUDA device that the update lies on, or -1 for host memory."""
-        if not lib.refit_update_device(update):
-            return -1
-        assert self._device is not None
-        return _cuda_number(self._device)
+    def _devices_of(self, update: int) -> tuple[int, int]:
+        """The CUDA device that the update lies on, and the engine's; -1 for host memory, or none.
+        StateError if PyTorch does not see the first."""
+        on_gpu = bool(lib.refit_update_device(update))
+        if self._engine is None and self._device is not None and (on_gpu or "torch" in sys.modules):
+            self._engine = _cuda_number(self._device)
+        engine = -1 if self._engine is None else self._engine
+        if on_gpu and engine < 0:
+            assert self._device is not None
+            raise StateError(
+                f"PyTorch does not see the GPU {self._device.info.uuid} of this subscriber"
+            )
+        return engine if on_gpu else -1, engine
 
     def _check_not_ending(self) -> None:
         if self._ending:
@@ -250,12 +287,16 @@ class Subscriber(Handle):
         with self._call_lock:
             pointer = self._live
             opened, ours = open_device(device)
+            if ours and opened.is_same_gpu(self._device):
+                opened.close()
+                return
             before = self._device, self._device_is_ours
             try:
                 if self._device is not None and self._device is not opened:
                     raise StateError("the subscriber has a device already, until it is closed")
                 self._device, self._device_is_ours = opened, ours
                 call(lib.refit_subscriber_use_device, pointer, opened.pointer)
+                self._asked_device = None
             except RefitError:  # after anything else, Ctrl-C for one, C may have it in use
                 self._device, self._device_is_ours = before
                 if ours:
@@ -358,7 +399,8 @@ def _milliseconds(seconds: float) -> int:
 
 
 def _cuda_number(device: Device) -> int:
-    """PyTorch's number of the GPU: its own order, which may differ from the driver's."""
+    """PyTorch's number of the GPU: its own order, which may differ from the driver's. -1: PyTorch
+    does not see it, or the device is the host."""
     import torch
 
     uuid = device.info.uuid.removeprefix("GPU-")
@@ -366,4 +408,4 @@ def _cuda_number(device: Device) -> int:
         theirs = str(torch.cuda.get_device_properties(number).uuid)
         if theirs.removeprefix("GPU-") == uuid:
             return number
-    raise StateError(f"PyTorch does not see the GPU {uuid} of this subscriber")
+    return -1

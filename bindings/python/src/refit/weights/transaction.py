@@ -17,7 +17,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from refit.errors import InvalidError, RefitError, StateError
-from refit.weights.manifest import Tensors, TensorSpec, collect, is_settled, pairs_of, planned
+from refit.weights.manifest import (
+    Tensors,
+    TensorSpec,
+    collect,
+    is_settled,
+    lasting,
+    pairs_of,
+    planned,
+)
 from refit.weights.writer import settled
 
 if TYPE_CHECKING:
@@ -78,7 +86,8 @@ class Transaction:
         return self._committed is not None
 
     def send(self, *weights: Tensors) -> None:
-        """Sends named tensors; when it returns, they may change.
+        """Sends named tensors; when it returns, they may change, but for those on the GPU of the
+        publisher: workers there read them where they lie until the block ends.
 
         Each of ``weights`` is a ``NamedWeights``, a mapping, or an iterable of (name, tensor). May
         be called several times. What the first call gives is declared if it is new; if later calls
@@ -158,7 +167,10 @@ class Transaction:
         """Closes a generator that gathers from other ranks here, not when it is collected."""
         source = weights if isinstance(weights, Mapping) else iter(weights)
         try:
-            publisher.write_all(self._checked(source), together=is_settled(weights))
+            if is_settled(weights):
+                publisher.lend_all(_Settled(self._checked(source), lasting(weights)))
+            else:
+                publisher.write_all(self._checked(source), together=False)
         finally:
             close = getattr(source, "close", None)
             if close is not None:
@@ -254,6 +266,19 @@ class Transaction:
                 raise
         else:
             self._committed = self._committed or known
+
+
+class _Settled:
+    """Pairs that are checked one by one as they are taken, and stay."""
+
+    settled = True
+
+    def __init__(self, pairs: Iterator[tuple[str, Any]], lasts: Callable[[str], bool]) -> None:
+        self._pairs = pairs
+        self.lasts = lasts
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        return self._pairs
 
 
 def _declare(publisher: "Publisher", weights: Sequence[Tensors]) -> None:

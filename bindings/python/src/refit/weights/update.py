@@ -3,13 +3,14 @@
     with update:                                  # accepts, or refuses if the block raises
         update.load_into(model)
 
-Its bytes are borrowed until it is closed, and the trainer may wait for that. What the C library
-does to bring it is in refit/broadcast.h; how weights are applied is the worker's affair, with
-``load_into`` (load.py) for plain PyTorch models.
+Its bytes are borrowed until it is closed, those in a GPU's memory until it is accepted or refused,
+and the trainer may wait for that. What the C library does to bring it is in refit/broadcast.h; how
+weights are applied is the worker's affair, with ``load_into`` (load.py) for plain PyTorch models.
 """
 
 import ctypes
 import os
+import struct
 import sys
 import threading
 import warnings
@@ -19,11 +20,13 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from refit._c import abi
 from refit._c.call_lock import CallLock
+from refit._c.device import stream_of
 from refit._c.handle import Handle
 from refit._c.library import call, lib
 from refit._c.waiting import interrupts_held
-from refit.errors import NotFoundError, RefitError, StateError
+from refit.errors import NotFoundError, RefitError, StateError, UnsupportedError
 from refit.weights import load
 from refit.weights.bound import Bound
 from refit.weights.view import Lifetime, View, entries_of
@@ -31,6 +34,10 @@ from refit.weights.view import Lifetime, View, entries_of
 if TYPE_CHECKING:
     import numpy
     import torch
+
+
+_TARGET = struct.Struct("@IPQ")  # refit_target
+assert _TARGET.size == ctypes.sizeof(abi.refit_target)
 
 
 class Current:
@@ -59,7 +66,13 @@ class Update(Handle):
     tensor was handed out."""
 
     def __init__(
-        self, subscriber: Handle, call_lock: CallLock, current: Current, pointer: int, device: int
+        self,
+        subscriber: Handle,
+        call_lock: CallLock,
+        current: Current,
+        pointer: int,
+        device: int,
+        engine: int,
     ) -> None:
         self._subscriber = subscriber
         self._call_lock = call_lock
@@ -68,6 +81,7 @@ class Update(Handle):
         self._decided = False
         self._failed = False  # the last apply
         self._cuda = device
+        self._engine = engine
         self._lent = False
         self._tensors: list[weakref.ref[Any]] = []
         self._lifetime: Lifetime | None = None
@@ -159,12 +173,40 @@ class Update(Handle):
         entries of ``target`` that are not tensors (``_extra_state``), which stay as they are; both
         are returned. ``cast=True`` converts to the target's types where they differ; without it
         that is refused. Names of either side that are tied to one that is loaded count as loaded.
-        Blocks for the copies, those to a GPU included. Raises InvalidError, StateError,
-        UnsupportedError (FSDP1, which has no parameters of its own).
+        Blocks for the copies, those to a GPU included. Tensors on the GPU of the subscriber
+        (``Subscriber(device=…)``) are copied by one call of the C library: there, what was written
+        into views is not copied. Raises InvalidError, StateError, UnsupportedError (FSDP1, which
+        has no parameters of its own), CorruptError (on the trainer's GPU: it changed its weights
+        while they were read, and ``target`` holds no version whole), DeadlineError.
         """
         views = {view.name: view for view in self.views()}
         plan = load.check(views, target, strict=strict, cast=cast)
-        return load.apply(plan)
+        return load.apply(self._copied_to_gpu(plan))
+
+    def _copied_to_gpu(self, plan: load.Plan) -> load.Plan:
+        """Copies what goes to the engine's GPU as it is, by one call of the C library; the rest of
+        the plan."""
+        if self._engine < 0:
+            return plan
+        index = {name: number for number, name in enumerate(self._entries)}
+        targets, rest = bytearray(), []
+        for view, place in plan.copies:
+            alike = place.dtype.name == view.dtype and place.layout is None
+            if alike and place.device == self._engine:
+                targets += _TARGET.pack(index[view.name], place.pointer, place.nbytes)
+            else:
+                rest.append((view, place))
+        if not targets:
+            return plan
+        self._lend()  # a copy that fails leaves the target torn
+        array = (abi.refit_target * (len(targets) // _TARGET.size)).from_buffer(targets)
+        stream = abi.refit_stream_ref(stream_of(self._engine))
+        try:
+            with self._call_lock:
+                call(lib.refit_update_copy, self._live, array, len(array), stream)
+        except UnsupportedError:  # a GPU that takes no digests
+            return plan
+        return plan._replace(copies=rest)
 
     def apply(self, *, strict: bool = True) -> load.Loaded:
         """Writes the version into what ``Subscriber.bind`` was given, whole or not at all.
@@ -196,7 +238,8 @@ class Update(Handle):
     # ---- What becomes of it
 
     def accept(self) -> None:
-        """Tells the trainer that the engine runs on this version. The views stay until close.
+        """Tells the trainer that the engine runs on this version. Views of host memory stay until
+        close; those of a GPU's end here, as the trainer may write there again.
 
         Raises StaleError if the trainer has evicted this worker meanwhile: what was read may be
         torn, what was applied is put back, and the next version is to be waited for. StateError if
@@ -216,21 +259,30 @@ class Update(Handle):
             except StateError:  # it can still be applied, or refused
                 self._decided = False
                 raise
+            finally:
+                if self._decided and self._cuda >= 0:
+                    self._call_back()
 
     def refuse(self, reason: str = "", kept: bool | None = None) -> None:
         """Tells the trainer that it could not be applied, and why (cut to 160 bytes).
 
         ``kept``: whether the engine still runs on the version before; None asks the attribute.
-        With False the worker joins again and is offered the current version in full, with True the
-        next one. What was applied is put back first; if a GPU cannot, its error is raised, and the
-        refusal counts with False. StateError if it is decided or closed.
+        With False the worker joins again and is offered the current version in full, or the next
+        one if that was lent on a GPU; with True the next one. What was applied is put back first;
+        if a GPU cannot, its error is raised, and the refusal counts with False. StateError if it is
+        decided or closed.
         """
         with self._call_lock:
             pointer = self._live
             self._check_undecided()
             self._decided = True
             text = reason.encode("utf-8", "replace").replace(b"\0", b" ")
-            call(lib.refit_update_refuse, pointer, text, int(self._holds(kept)))
+            try:
+                self._wait()
+            finally:
+                if self._cuda >= 0:
+                    self._call_back()
+                call(lib.refit_update_refuse, pointer, text, int(self._holds(kept)))
 
     def _check_applied(self) -> None:
         if self._failed and self._current.bound is not None:
@@ -285,6 +337,11 @@ class Update(Handle):
 
     def _lend(self) -> None:
         self._check()
+        if self._decided and self._cuda >= 0:
+            raise StateError(
+                f"version {self._version} was accepted or refused, and its memory on the GPU is "
+                "the trainer's again: copy what is to stay before (copy=True)"
+            )
         self._lent = True
 
     def _keep(self) -> Lifetime:

@@ -1,10 +1,11 @@
 """One tensor of a received version, where it lies: for NumPy, PyTorch, DLPack, or as plain bytes.
 
 Nothing is copied. An update's memory is the subscriber's (or the trainer's, mapped), borrowed until
-the update is closed: a view is asked for through the update, which refuses then. A PyTorch tensor
-that was made of a view before is emptied. A NumPy array, a memoryview, what DLPack gave, and what
-was made of a PyTorch tensor (a slice) cannot be called back: on the host their memory stays mapped
-for as long as they live, but a later version may be written there. A GPU's memory cannot be kept.
+the update is closed, on a GPU until it is accepted or refused: a view is asked for through the
+update, which refuses then. A PyTorch tensor that was made of a view before is emptied. A NumPy
+array, a memoryview, what DLPack gave, and what was made of a PyTorch tensor (a slice) cannot be
+called back: on the host their memory stays mapped for as long as they live, but a later version may
+be written there. A GPU's memory cannot be kept.
 A process that is forked meanwhile has none of this memory, and ends by a signal where it reads it.
 What is written into a PyTorch tensor on the host is seen through the update alone and ends with it;
 the memory of a GPU must not be written. An archive's snapshot has memory of its own, which stays as
@@ -208,9 +209,10 @@ class View:
         which then comes whole. Tied tensors, and those that are asked for again, are on the same
         bytes. A GPU's memory is the trainer's: read it only.
 
-        When the update is closed this tensor becomes empty, and what was made of it (slices, a
-        Parameter) may show another version's bytes; until then ``torch.utils.swap_tensors`` refuses
-        it. UnsupportedError for a type that PyTorch lacks; StateError.
+        When the update is closed (on a GPU: accepted or refused) this tensor becomes empty, and
+        what was made of it (slices, a Parameter) may show other bytes; until then
+        ``torch.utils.swap_tensors`` refuses it. UnsupportedError for a type that PyTorch lacks;
+        StateError.
         """
         import torch
 

@@ -1,9 +1,10 @@
 """Brings the bytes of tensors into the version under way, many with one call of the C library.
 
-Tensors that are there together are only pointed to until a batch is written. What an iterator gave
-is taken before the next one is asked for: small tensors are copied, so that they still travel many
-at a time, and large ones are written at once. What came before in the version is known as far as
-its ties go. Independent of when a version begins and ends.
+Tensors that are there together are only pointed to until a batch is written. Those on a GPU that
+are not made on the way are lent: workers on that GPU read them where they are until the version is
+over. What an iterator gave is taken before the next one is asked for: small tensors are copied, so
+that they still travel many at a time, and large ones are written at once. What came before in the
+version is known as far as its ties go. Independent of when a version begins and ends.
 """
 
 import ctypes
@@ -18,7 +19,15 @@ from refit._c.library import call, lib
 from refit._c.waiting import run_interruptibly
 from refit.errors import CancelledError, UnsupportedError
 from refit.weights import manifest
-from refit.weights.manifest import Alias, Collected, Declared, Tensors, is_settled, pairs_of
+from refit.weights.manifest import (
+    Alias,
+    Collected,
+    Declared,
+    Tensors,
+    is_settled,
+    lasting,
+    pairs_of,
+)
 from refit.weights.source import RawTensor, Weight, in_row_order, weight_named
 from refit.weights.ties import TieCheck
 
@@ -91,6 +100,7 @@ def _copy_of_bytes(weight: Weight) -> RawTensor:
 
 HELD_BYTES = 64 << 20
 PART_BYTES = 256 << 20
+LENT_PART_BYTES = 2 << 30  # digested, as a rule, and copied where nothing can be lent
 
 _ENTRY = struct.Struct("@IPQ")  # refit_weight
 assert _ENTRY.size == ctypes.sizeof(abi.refit_weight)
@@ -98,11 +108,12 @@ assert _ENTRY.size == ctypes.sizeof(abi.refit_weight)
 
 class Batch:
     """Tensors of one device; ``device`` is a CUDA device's number, or -1. They are read after
-    what ``stream`` has queued."""
+    what ``stream`` has queued. ``lent``: they stay as they are until the version is over."""
 
-    def __init__(self, device: int = -1, stream: int | None = None) -> None:
+    def __init__(self, device: int = -1, stream: int | None = None, lent: bool = False) -> None:
         self.device = device
         self.stream = stream
+        self.lent = lent
         self._items: list[tuple[int, int, int]] = []
         self._held: list[Any] = []
         self._held_bytes = 0
@@ -120,14 +131,14 @@ class Batch:
         if hold or weight.layout is not None:
             weight = in_row_order(weight)
             self._held.append(weight.tensor)
-            self._held_bytes += weight.nbytes
+            self._held_bytes += 0 if self.lent else weight.nbytes
         self._items.append((index, weight.pointer, weight.nbytes))
 
     def parts(self) -> Iterator[Any]:
         """Arrays of refit_weight: so few bytes in each that Ctrl-C is heard between them."""
-        first, nbytes = 0, 0
+        first, nbytes, most = 0, 0, LENT_PART_BYTES if self.lent else PART_BYTES
         for i, (_, _, more) in enumerate(self._items):
-            if nbytes and nbytes + more > PART_BYTES:
+            if nbytes and nbytes + more > most:
                 yield _pack(self._items[first:i])
                 first, nbytes = i, 0
             nbytes += more
@@ -150,10 +161,12 @@ class Writer:
     def __init__(self) -> None:
         self._devices: dict[int, Device] = {}
         self._ties: TieCheck | None = None
+        self._lent: list[Batch] = []
 
     def forget(self) -> None:
-        """Later tensors belong to another version."""
+        """The version is over: later tensors belong to another."""
         self._ties = None
+        self._lent.clear()
 
     def close(self) -> None:
         """Closes its devices; after the publisher."""
@@ -161,22 +174,30 @@ class Writer:
             self._devices.popitem()[1].close()
 
     def write_collected(self, publisher: int, found: Collected) -> None:
-        """The tensors are held by the caller: only copies are bounded."""
+        """The tensors are held by the caller until the version is over: only copies are bounded."""
         batch = Batch()
         for index, weight in found.weights:
-            batch = self._add(publisher, batch, index, weight, hold=False)
+            lent = weight.device >= 0 and weight.layout is None
+            batch = self._add(publisher, batch, index, weight, hold=lent, lent=lent)
         self._flush(publisher, batch)
 
-    def write_together(self, publisher: int, declared: Declared, weights: Tensors) -> None:
-        """The tensors may be made as they are taken, and stay: what is held is bounded."""
+    def write_together(
+        self, publisher: int, declared: Declared, weights: Tensors, *, lend: bool
+    ) -> None:
+        """The tensors may be made as they are taken, and stay: what is held is bounded. ``lend``:
+        those that are not made so stay until the version is over."""
         batch, ties = Batch(), self._ties_of(declared)
+        lasts = lasting(weights) if lend else None
         try:
             for name, tensor in manifest.pairs_of(weights):
                 index, weight = declared.match(name, tensor)
                 if ties.concerns(name):
                     ties.see(name, weight, stays=True)
-                if weight is not None and not declared.is_tied(index):
-                    batch = self._add(publisher, batch, index, weight, hold=True)
+                if weight is None or declared.is_tied(index):
+                    continue
+                own = lasts is not None and lasts(name)
+                lent = own and weight.device >= 0 and weight.layout is None
+                batch = self._add(publisher, batch, index, weight, hold=True, lent=lent)
             self._flush(publisher, batch)
         finally:
             ties.leave()
@@ -206,13 +227,21 @@ class Writer:
         self._flush(publisher, self._add(publisher, Batch(), index, weight, hold=True))
 
     def _add(
-        self, publisher: int, batch: Batch, index: int, weight: Weight, *, hold: bool
+        self,
+        publisher: int,
+        batch: Batch,
+        index: int,
+        weight: Weight,
+        *,
+        hold: bool,
+        lent: bool = False,
     ) -> Batch:
         """Adds a tensor's bytes to the batch, which is written first if it is full."""
         stream = stream_of(weight.device) if weight.device >= 0 else None
-        if (weight.device, stream) != (batch.device, batch.stream) or batch.full:
+        kind = weight.device, stream, lent
+        if kind != (batch.device, batch.stream, batch.lent) or batch.full:
             self._flush(publisher, batch)
-            batch = Batch(weight.device, stream)
+            batch = Batch(*kind)
         batch.add(index, weight, hold=hold)
         return batch
 
@@ -222,12 +251,15 @@ class Writer:
         device = self._device(batch.device).pointer if batch.device >= 0 else None
         stop = threading.Event()
         stream = abi.refit_stream_ref(batch.stream)
+        function = lib.refit_publisher_lend if batch.lent else lib.refit_publisher_write_all
+        if batch.lent:
+            self._lent.append(batch)
 
         def write() -> None:
             for part in batch.parts():
                 if stop.is_set():
                     raise CancelledError("the publish was interrupted")
-                call(lib.refit_publisher_write_all, publisher, part, len(part), device, stream)
+                call(function, publisher, part, len(part), device, stream)
 
         run_interruptibly(write, stop.set)
 
