@@ -1,4 +1,4 @@
-"""What activations.py and host_steps.py share: scenes with the real PyTorch, played on a device.
+"""What activations.py, lending.py and host_steps.py share: scenes with the real PyTorch.
 
 A scene returns, or raises what it has seen. Without PyTorch a program that imports this ends with
 77, which says that there is nothing to run on here.

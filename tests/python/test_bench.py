@@ -14,6 +14,7 @@ from refit.bench import __main__ as entry
 from refit.bench import (
     activations,
     cases,
+    gpu_weights,
     host_step,
     host_sweep,
     machine,
@@ -198,6 +199,26 @@ def test_every_way_reaches_every_worker() -> None:
     assert found == [(count, way.name) for count in (1, 2) for way in ways.WAYS]
     assert all(row["seconds_median"] > 0 for row in result["ways"])
     assert "gloo" in table.weights(result)
+
+
+@pytest.mark.slow
+def test_every_way_reaches_an_engine() -> None:
+    """On the CPU; on a GPU PyTorch shares memory by other handles."""
+    result = gpu_weights.measure(TINY, rounds=2, device="cpu")
+    assert [row["way"] for row in result["ways"]] == [way.name for way in gpu_weights.WAYS]
+    assert all(row["seconds_median"] > 0 for row in result["ways"])
+    assert result["ways"][1]["over_handles"] == 1
+    assert "refit" in table.gpu_weights(result)
+
+
+def test_an_engine_notices_a_version_that_is_old() -> None:
+    engine = gpu_weights.Engine({"a": (3, 5), "b": ()}, "cpu")
+    made = ways.blank({"a": (3, 5), "b": ()})
+    ways.change(made)
+    engine.copy(made)
+    engine.check()
+    with pytest.raises(RuntimeError, match="version 2 came as"):
+        engine.check()
 
 
 # ---- steps of states on the host ----

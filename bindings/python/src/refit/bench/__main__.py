@@ -82,7 +82,7 @@ def _memory_needed(options: argparse.Namespace) -> list[str]:
     lines = []
     if "offload" in options.only:
         lines.append(states.NEED.told(options.parameters, available))
-    if "weights" in options.only:
+    if "weights" in options.only and options.device is None:
         wanted = min(options.parameters, weights.PARAMETERS)
         lines.append(weights.need(tuple(options.workers)).told(wanted, available))
     if "window" in options.only:
@@ -107,8 +107,12 @@ def _offload(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
 
 def _weights(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    from refit.bench import weights
+    from refit.bench import gpu_weights, weights
 
+    if options.device is not None:
+        wanted = options.parameters_given or gpu_weights.PARAMETERS
+        result = gpu_weights.measure(wanted, options.rounds, options.device)
+        return result, table.gpu_weights(result)
     result = weights.measure(options.parameters, options.rounds, tuple(options.workers))
     return result, table.weights(result)
 
@@ -194,6 +198,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--parameters",
         type=positive(float),
         help="of the model (0.6e9; host_step 50e6, host_sweep 25e6)",
+    )
+    parser.add_argument(
+        "--device", help="of weights: to an engine on this GPU (cuda:0), beside PyTorch's own ways"
     )
     parser.add_argument(
         "--workers", type=counts, default=COUNTS, metavar="N,N", help="processes (1,2,4,8)"

@@ -82,6 +82,28 @@ def _weights_row(row: Result) -> list[str]:
     ]
 
 
+def gpu_weights(result: Result) -> str:
+    """One row for each way."""
+    head = (
+        f"weights: {result['tensors']} bf16 tensors, {result['bytes'] / 1e6:.0f} MB, to an engine "
+        f"process on {result['device']}, {result['rounds']} rounds\n\n"
+    )
+    heads = ("way", "loaded", "p95", "first version", "GB/s", "over handles", "device MiB beside")
+    return head + table(heads, (_gpu_weights_row(row) for row in result["ways"]))
+
+
+def _gpu_weights_row(row: Result) -> list[str]:
+    return [
+        row["way"],
+        _seconds(row["seconds_median"]),
+        _seconds(row["seconds_p95"]),
+        _seconds(row["cold_seconds"]),
+        f"{row['gbps']:.2f}",
+        f"{row['over_handles']:.2f}",
+        f"{row['device_bytes'] / (1 << 20):.0f}",
+    ]
+
+
 def window(result: Result) -> str:
     """One row for each way."""
     head = (
