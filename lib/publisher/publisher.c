@@ -296,6 +296,7 @@ uint64_t rft_publisher_block_room(const refit_publisher *publisher)
 static refit_status gpu_grow(refit_publisher *publisher, uint64_t bytes, refit_error *error)
 {
     uint64_t room = rft_publisher_block_room(publisher);
+    publisher->outgrown = bytes > room && !rft_gpu_store_lends(publisher->gpu);
     RFT_REFUSE_IF(bytes > room, error, REFIT_ERR_DEVICE_MEMORY,
                   "tensors that cannot be lent need %" PRIu64 " bytes more on the GPU, and "
                   "broadcast.gpu_bucket_bytes leaves %" PRIu64,
@@ -359,7 +360,7 @@ static refit_status gpu_clear(refit_publisher *publisher, uint32_t slot, bool *t
     refit_error why;
     *there = false;
     if (publisher->gpu == NULL) return REFIT_OK;
-    bool wanted = is_wanted(publisher);
+    bool wanted = is_wanted(publisher) && !publisher->outgrown;
     refit_status status = wanted ? gpu_slot_clear(publisher, slot, &why) : REFIT_OK;
     *there = wanted && status == REFIT_OK;
     if (!wanted) gpu_empty(publisher);
@@ -388,6 +389,7 @@ static void store_adopt(refit_publisher *publisher, rft_store *store, rft_frames
     rft_unlock(&publisher->lock);
     rft_wake_fd_set(publisher->wake);
     publisher->to_compare.count = 0;
+    publisher->outgrown = false;
     gpu_empty(publisher);
     rft_publisher_count_pinned(publisher);
     rft_frames_close(old_frames, &publisher->retired);

@@ -57,6 +57,8 @@ struct refit_publisher {
     rft_copy_queue *copy_queue;     /* of the device that was written from last; NULL: of none */
     rft_copy_queue *gpu_copy_queue; /* of the GPU of `gpu`; NULL: none */
     rft_to_compare to_compare;
+    bool outgrown; /* nothing of the last version was lent, and it was too much for the GPU: the
+                      next one begins on the host */
 };
 
 /* ---- publisher_write.c */

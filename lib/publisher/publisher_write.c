@@ -731,5 +731,6 @@ refit_status refit_publisher_lend(refit_publisher *publisher, const refit_weight
                                   uint32_t count, refit_device *device, refit_stream_ref after,
                                   refit_error *error)
 {
+    if (publisher != NULL) publisher->outgrown = false; /* the next version may begin on the GPU */
     return write_list_all(publisher, &(write_list){weights, count, device, after, true}, error);
 }

@@ -230,6 +230,27 @@ PLAY_TEST(copies_on_the_gpu_are_bounded)
     assert_false(rollouts_was_on_device(member, 2));
 }
 
+/* What is only copied, and too much for the GPU, does not begin there each time; what is lent does
+ * again. */
+PLAY_TEST(a_version_that_was_too_much_for_the_gpu_begins_on_the_host)
+{
+    gpu_play_open(play, small_bucket);
+    play->trainer.at_once = true;
+    rollout_thread *member = gpu_play_hire(play, true, ROLLOUT_ACCEPT);
+    for (uint64_t version = 1; version <= 4; version++) {
+        uint64_t taken = fake_cuda_calls("cuIpcGetMemHandle");
+        gpu_play_bring(play, member, version);
+        assert_false(rollouts_was_on_device(member, version));
+        assert_int_equal(trainer_stats(&play->trainer).publish_gpu_bytes, 0);
+        assert_int_equal(fake_cuda_calls("cuIpcGetMemHandle"), taken); /* nothing is exported */
+    }
+    play->trainer.lends = true;
+    for (uint64_t version = 5; version <= 7; version++) {
+        gpu_play_bring(play, member, version);
+        assert_int_equal(rollouts_was_on_device(member, version), version > 5);
+    }
+}
+
 static void stored(refit_config *config)
 {
     config->broadcast_gpu = REFIT_GPU_STORE;
