@@ -215,8 +215,6 @@ refit_status rft_gpu_store_begin(rft_gpu_store *store, uint32_t slot, uint64_t v
     rft_gpu_slot *place = &store->slots[slot];
     if (place->block == NULL) return REFIT_OK; /* the version goes another way */
     RFT_TRY(places_reset(place, manifest->originals, error));
-    for (uint32_t i = 0; i < store->area_count; i++)
-        store->areas[i].used = false;
     place->version = version;
     place->lends = false;
     store->writing = slot;
@@ -377,7 +375,7 @@ static refit_status area_get(rft_gpu_store *store, const rft_memory_range *range
     if (area == NULL) area = area_add(store);
     RFT_REFUSE_IF(area == NULL, error, REFIT_ERR_HOST_MEMORY,
                   "no memory for the list of allocations that are lent");
-    *area = (rft_lent_area){.range = *range, .share = share, .used = area->used};
+    *area = (rft_lent_area){.range = *range, .share = share};
     *out = area;
     return REFIT_OK;
 }
@@ -389,7 +387,6 @@ refit_status rft_gpu_store_lend(rft_gpu_store *store, uint32_t original, const v
     RFT_REFUSE_IF((uintptr_t)memory % RFT_PLACE_ALIGNMENT != 0, error, REFIT_ERR_UNSUPPORTED,
                   "a tensor at %p is not aligned to %u bytes", memory, RFT_PLACE_ALIGNMENT);
     RFT_TRY(area_get(store, range, &area, error));
-    area->used = true;
     rft_gpu_slot *slot = &store->slots[store->writing];
     slot->lends = true;
     slot->places[original] =

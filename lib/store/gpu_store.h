@@ -66,7 +66,7 @@ typedef struct rft_gpu_slot {
 typedef struct rft_lent_area {
     rft_memory_range range;
     rft_share share; /* of all of it */
-    bool used;       /* by the version that is being written */
+    bool used;       /* by the version that was sealed last */
     uint32_t moved;  /* its number once those that are not used are dropped */
 } rft_lent_area;
 

@@ -1,8 +1,8 @@
 """lending.py [--device cpu]: weights reach an engine process on the trainer's GPU, with PyTorch.
 
 The trainer steps a model and publishes it; engines in processes of their own load each version and
-answer with its bits. What is lent takes no memory beside the weights, what is freed and taken again
-is read where it lies now, and an engine that is killed in the middle costs a version.
+answer with its bits. What is lent takes no memory besides the weights, what is freed and allocated
+again is read where it lies now, and an engine that is killed in the middle costs a version.
 
 Ends with 77 where PyTorch sees no GPU or is not there, and with 1 if a scene has failed; the others
 are played all the same. With --device cpu it proves itself on a machine without a GPU: versions
@@ -14,7 +14,7 @@ import multiprocessing
 import os
 import signal
 import sys
-import time
+import threading
 from contextlib import contextmanager
 
 import refit
@@ -85,7 +85,7 @@ def work(device, endpoint, name, pipe, options):
                 if options.get("stop_at") == update.version:
                     views = [tensor for _, tensor in update.tensors()]
                     pipe.send(("open", len(views)))
-                    time.sleep(WAIT_S)  # until it is killed
+                    pipe.recv()  # nothing comes: it is killed
                 if options.get("bind"):
                     update.apply()
                 else:
@@ -213,16 +213,15 @@ def an_engine_killed_while_it_reads_costs_a_version(device):
         publisher.wait_workers(1, WAIT_S)
         publisher.publish(model.state_dict())
         expect(engine, model, 1, device)
-        watch = PROCESSES.Process(target=kill_later, args=(engine.process.pid, 2.0))
-        watch.start()
+        killer = threading.Thread(target=kill_once_open, args=(engine,))
+        killer.start()
         try:
             publisher.publish(model.state_dict())
         except refit.PeerError:
             pass
         else:
             raise AssertionError("a version whose only engine was killed counts as applied")
-        watch.join()
-        engine.process.join()
+        killer.join()
         other = Engine(device, publisher.endpoint, "two")
         publisher.wait_workers(1, WAIT_S)
         with torch.no_grad():
@@ -234,9 +233,9 @@ def an_engine_killed_while_it_reads_costs_a_version(device):
         assert bits == bits_of(model)
 
 
-def kill_later(pid, seconds):
-    time.sleep(seconds)
-    os.kill(pid, signal.SIGKILL)
+def kill_once_open(engine):
+    assert engine.answer()[0] == "open"
+    engine.kill()
 
 
 SCENES = {

@@ -274,18 +274,25 @@ PLAY_TEST(with_store_nothing_is_lent)
 
 /* ---- From the GPU to the host after all */
 
+/* Version 1 with half of its tensors lent, and no room on the GPU for the others; how many it has.
+ */
+static uint32_t lend_half_of_one(gpu_play *play, refit_weight weights[SAMPLE_TENSORS])
+{
+    trainer_begin(&play->trainer, 1);
+    uint32_t count = trainer_weights(&play->trainer, weights);
+    assert_ok(lend(play, weights, count / 2));
+    fake_cuda_fail("cuMemAlloc", 1, 1, RFT_CU_OUT_OF_MEMORY);
+    return count;
+}
+
 /* The GPU has no room for what cannot be lent, when some is lent already. */
 PLAY_TEST(where_the_gpu_is_full_what_is_lent_goes_over_the_host_too)
 {
     refit_weight weights[SAMPLE_TENSORS];
     open_lending(play, NULL);
     rollout_thread *member = gpu_play_hire(play, true, ROLLOUT_ACCEPT);
-    trainer_begin(&play->trainer, 1);
-    uint32_t count = trainer_weights(&play->trainer, weights), half = count / 2;
-    assert_ok(lend(play, weights, half));
-    fake_cuda_fail("cuMemAlloc", 1, 1, RFT_CU_OUT_OF_MEMORY);
+    uint32_t count = lend_half_of_one(play, weights), half = count / 2;
     assert_ok(write_all(play, weights + half, count - half));
-    fake_cuda_forget_faults();
     spoil(play, weights, count); /* all is copied by now */
     assert_ok(refit_publisher_commit(play->trainer.publisher, NULL));
     assert_true(rollouts_wait(member, 1, 1) == gpu_play_digest(1));
@@ -299,12 +306,8 @@ PLAY_TEST(where_the_gpu_is_full_and_required_the_version_ends)
     refit_weight weights[SAMPLE_TENSORS];
     open_lending(play, with_gpu_required);
     rollout_thread *member = gpu_play_hire(play, true, ROLLOUT_ACCEPT);
-    trainer_begin(&play->trainer, 1);
-    uint32_t count = trainer_weights(&play->trainer, weights), half = count / 2;
-    assert_ok(lend(play, weights, half));
-    fake_cuda_fail("cuMemAlloc", 1, 1000, RFT_CU_OUT_OF_MEMORY);
+    uint32_t count = lend_half_of_one(play, weights), half = count / 2;
     assert_int_equal(write_all(play, weights + half, count - half), REFIT_ERR_DEVICE_MEMORY);
-    fake_cuda_forget_faults();
     assert_ok(refit_publisher_abort(play->trainer.publisher, NULL));
     gpu_play_bring(play, member, 2);
 }
@@ -514,7 +517,20 @@ PLAY_TEST(a_version_is_copied_to_the_engine)
     refit_subscriber_close(subscriber);
 }
 
-static void without_gpu_and_shm(refit_config *config)
+/* A worker on another GPU than the trainer's, whose weights lie on the host. */
+static refit_subscriber *subscribe_elsewhere(gpu_play *play, refit_device **other)
+{
+    refit_subscriber *subscriber = NULL;
+    trainer_take_device(&play->trainer, NULL);
+    assert_ok(refit_device_open("cuda:1", NULL, other, NULL));
+    const char *endpoint = refit_publisher_endpoint(play->trainer.publisher);
+    assert_ok(refit_subscriber_open(endpoint, &play->config, &subscriber, NULL));
+    assert_ok(refit_subscriber_use_device(subscriber, *other, NULL));
+    trainer_wait_workers(&play->trainer, 1);
+    return subscriber;
+}
+
+static void without_shm(refit_config *config)
 {
     config->broadcast_shm = REFIT_SHM_OFF;
 }
@@ -522,18 +538,12 @@ static void without_gpu_and_shm(refit_config *config)
 /* From shared memory and from the worker's own: page-locked once, and copied with one wait. */
 PLAY_TEST(a_version_on_the_host_is_copied_to_the_engine)
 {
-    void (*const changes[])(refit_config *) = {NULL, without_gpu_and_shm};
+    void (*const changes[])(refit_config *) = {NULL, without_shm};
     for (size_t trial = 0; trial < COUNT_OF(changes); trial++) {
         engine to;
-        refit_subscriber *subscriber = NULL;
+        refit_device *other = NULL;
         gpu_play_open(play, changes[trial]);
-        trainer_take_device(&play->trainer, NULL);
-        refit_device *other = NULL; /* not the trainer's GPU */
-        assert_ok(refit_device_open("cuda:1", NULL, &other, NULL));
-        const char *endpoint = refit_publisher_endpoint(play->trainer.publisher);
-        assert_ok(refit_subscriber_open(endpoint, &play->config, &subscriber, NULL));
-        assert_ok(refit_subscriber_use_device(subscriber, other, NULL));
-        trainer_wait_workers(&play->trainer, 1);
+        refit_subscriber *subscriber = subscribe_elsewhere(play, &other);
         uint64_t locked = 0;
         for (uint64_t version = 1; version <= 6; version++) {
             refit_update *update = lend_to(play, subscriber, version);
@@ -562,15 +572,9 @@ PLAY_TEST(a_version_on_the_host_is_copied_to_the_engine)
 PLAY_TEST(where_nothing_can_be_page_locked_the_version_is_copied_all_the_same)
 {
     engine to;
-    refit_subscriber *subscriber = NULL;
-    gpu_play_open(play, NULL);
-    trainer_take_device(&play->trainer, NULL);
     refit_device *other = NULL;
-    assert_ok(refit_device_open("cuda:1", NULL, &other, NULL));
-    const char *endpoint = refit_publisher_endpoint(play->trainer.publisher);
-    assert_ok(refit_subscriber_open(endpoint, &play->config, &subscriber, NULL));
-    assert_ok(refit_subscriber_use_device(subscriber, other, NULL));
-    trainer_wait_workers(&play->trainer, 1);
+    gpu_play_open(play, NULL);
+    refit_subscriber *subscriber = subscribe_elsewhere(play, &other);
     fake_cuda_fail("cuMemHostRegister", 1, 1000, RFT_CU_OUT_OF_MEMORY);
     uint64_t tries = 0;
     for (uint64_t version = 1; version <= 3; version++) {

@@ -254,9 +254,9 @@ refit_publisher_write_all(refit_publisher *publisher, const refit_weight *weight
  * then maps the allocations that the tensors lie in, once, and keeps that; and the version is over
  * when the commit returns: a worker that comes later gets the next one, and one that has not
  * accepted it in time cannot any more. What cannot be lent is copied, as by write_all: tensors of
- * host memory or of another device, those at an address that is no multiple of 16, and memory that
- * CUDA cannot show to another process (cudaMallocAsync, virtual memory). With broadcast.gpu: store
- * all tensors are copied.
+ * host memory or of another device, those at an address that is not a multiple of 16, and memory
+ * that CUDA cannot show to another process (cudaMallocAsync, virtual memory). With broadcast.gpu:
+ * store all tensors are copied.
  *
  * Errors:
  * - those of refit_publisher_write_all

@@ -6,14 +6,15 @@ they are given. Independent of what a device is made of.
 
 import ctypes
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from refit._c import abi
+from refit._c import abi, log
 from refit._c.config import ConfigLike, make_config
 from refit._c.handle import Handle
 from refit._c.library import call, encoded, lib
-from refit.errors import InvalidError
+from refit.errors import InvalidError, RefitError
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +148,21 @@ def current_cuda(*, is_chosen: bool = False) -> str | None:
     if is_chosen and number == 0 and torch.cuda.device_count() > 1:
         return None
     return f"cuda:{number}"
+
+
+def use_asked(asked: Any, auto: str | None, use: Callable[[Any], None], what: str) -> Any:
+    """Uses the device that was asked for, once it is known: ``auto`` for "auto", where one that
+    cannot be used is only noted in the log. Gives what is still to be asked for; None: nothing."""
+    chosen = auto if asked == "auto" else asked
+    if chosen is None:
+        return asked
+    try:
+        use(chosen)
+    except RefitError as why:
+        if asked != "auto":
+            raise
+        log.LOGGER.info("no weights are %s %s: %s", what, chosen, why.text)
+    return None
 
 
 def stream_of(device: int) -> int:

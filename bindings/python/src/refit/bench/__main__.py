@@ -200,7 +200,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="of the model (0.6e9; host_step 50e6, host_sweep 25e6)",
     )
     parser.add_argument(
-        "--device", help="of weights: to an engine on this GPU (cuda:0), beside PyTorch's own ways"
+        "--device",
+        help="of weights: to an engine on this GPU (cuda:0), compared with PyTorch alone",
     )
     parser.add_argument(
         "--workers", type=counts, default=COUNTS, metavar="N,N", help="processes (1,2,4,8)"

@@ -1,4 +1,4 @@
-"""Weights reach an engine process on the trainer's GPU: refit beside what PyTorch alone can do.
+"""Weights reach an engine process on the trainer's GPU: by refit, and by PyTorch alone.
 
 A version is timed from the trainer's call until the engine has copied it into tensors of its own,
 its GPU is done, and it has said so. That every tensor is of the right version is looked at outside
@@ -76,7 +76,7 @@ def measure(parameters: float, rounds: int, device: str) -> dict[str, Any]:
 def _time(
     make: type[Way], processes: WorkerProcesses, weights: Weights, rounds: int, nbytes: int
 ) -> tuple[Series, int]:
-    """A cold version and one for each round; and the device memory beside both ends' weights."""
+    """A cold version and one for each round; and the device memory besides both ends' weights."""
     device = next(iter(weights.values())).device
     for it in weights.values():
         numbers = it.view(torch.int16).view(-1)
@@ -183,17 +183,41 @@ class Line:
         self._context.destroy(linger=0)
 
 
+Take = Callable[[Line, "Engine"], None]
+"""Takes one version by a line, and answers."""
+
+
+def _serve(
+    _number: int,
+    address: str,
+    known: Shapes,
+    device: str,
+    versions: int,
+    open_: Callable[..., Take],
+) -> None:
+    """An engine's half: ``open_`` is given the line and gives what takes a version."""
+    engine = Engine(known, device)
+    with Line(address) as line:
+        line.send()
+        take = open_(line, known)
+        while engine.version < versions:
+            take(line, engine)
+            engine.check()
+        del take  # and what it holds of the trainer's memory
+    engine.close()
+
+
 class _LineWay:
-    """A way whose halves talk by a line. ``engine`` is the engine's half."""
+    """A way whose halves talk by a line. ``open_`` is what its engine does first."""
 
     name: str
-    engine: Callable[..., None]
+    open_: Callable[..., Take]
 
     def __init__(self, processes: WorkerProcesses, weights: Weights, versions: int) -> None:
         self.line = Line()
         device = str(next(iter(weights.values())).device)
-        arguments = (self.line.address, shapes_of(weights), device, versions)
-        processes.begin(1, type(self).engine, *arguments)
+        arguments = (self.line.address, shapes_of(weights), device, versions, type(self).open_)
+        processes.begin(1, _serve, *arguments)
         self.line.receive()
 
     def close(self) -> None:
@@ -237,26 +261,23 @@ def _refit_engine(_number: int, endpoint: str, known: Shapes, device: str, versi
 # ---- The parameters themselves, by PyTorch's IPC handles
 
 
-def _handles_engine(_number: int, address: str, known: Shapes, device: str, versions: int) -> None:
-    engine = Engine(known, device)
-    with Line(address) as line:
+def _open_handles(line: Line, known: Shapes) -> Take:
+    shared = dict(zip(known, pickle.loads(line.receive()), strict=True))
+    line.send()
+
+    def take(line: Line, engine: Engine) -> None:
+        line.receive()
+        engine.copy(shared)
         line.send()
-        shared = dict(zip(known, pickle.loads(line.receive()), strict=True))
-        line.send()
-        while engine.version < versions:
-            line.receive()
-            engine.copy(shared)
-            line.send()
-            engine.check()
-        shared.clear()
-    engine.close()
+
+    return take
 
 
 class HandlesWay(_LineWay):
     """The engine is given the handles of the parameters once, and copies from them."""
 
     name = "torch IPC, parameters"
-    engine = _handles_engine
+    open_ = _open_handles
 
     def __init__(self, processes: WorkerProcesses, weights: Weights, versions: int) -> None:
         super().__init__(processes, weights, versions)
@@ -290,27 +311,24 @@ def _in_bucket(
         yield name, bucket[begin : begin + nbytes].view(torch.bfloat16).view(known[name])
 
 
-def _bucket_engine(_number: int, address: str, known: Shapes, device: str, versions: int) -> None:
-    engine = Engine(known, device)
-    with Line(address) as line:
-        line.send()
-        bucket = pickle.loads(line.receive())
-        line.send()
-        while engine.version < versions:
-            for entries in _buckets(known):
-                line.receive()
-                engine.copy(_in_bucket(bucket, entries, known))
-                line.send()
-            engine.check()
-        del bucket
-    engine.close()
+def _open_bucket(line: Line, known: Shapes) -> Take:
+    bucket = pickle.loads(line.receive())
+    line.send()
+
+    def take(line: Line, engine: Engine) -> None:
+        for entries in _buckets(known):
+            line.receive()
+            engine.copy(_in_bucket(bucket, entries, known))
+            line.send()
+
+    return take
 
 
 class BucketWay(_LineWay):
     """Tensors are packed into a bucket, from which the engine copies, and then the next ones."""
 
     name = "torch IPC, 512 MiB buckets"
-    engine = _bucket_engine
+    open_ = _open_bucket
 
     def __init__(self, processes: WorkerProcesses, weights: Weights, versions: int) -> None:
         super().__init__(processes, weights, versions)
@@ -337,22 +355,19 @@ class BucketWay(_LineWay):
 # ---- Over the host, pickled
 
 
-def _pickle_engine(_number: int, address: str, known: Shapes, device: str, versions: int) -> None:
-    engine = Engine(known, device)
-    with Line(address) as line:
+def _open_pickles(_line: Line, _known: Shapes) -> Take:
+    def take(line: Line, engine: Engine) -> None:
+        engine.copy(pickle.loads(line.receive()))
         line.send()
-        while engine.version < versions:
-            engine.copy(pickle.loads(line.receive()))
-            line.send()
-            engine.check()
-    engine.close()
+
+    return take
 
 
 class PickleWay(_LineWay):
     """Copied to the host, pickled, sent, and copied to the GPU again."""
 
     name = "pyzmq, pickled host tensors"
-    engine = _pickle_engine
+    open_ = _open_pickles
 
     def send(self, weights: Weights) -> None:
         on_host = {name: it.cpu() for name, it in weights.items()}

@@ -88,7 +88,7 @@ def gpu_weights(result: Result) -> str:
         f"weights: {result['tensors']} bf16 tensors, {result['bytes'] / 1e6:.0f} MB, to an engine "
         f"process on {result['device']}, {result['rounds']} rounds\n\n"
     )
-    heads = ("way", "loaded", "p95", "first version", "GB/s", "over handles", "device MiB beside")
+    heads = ("way", "loaded", "p95", "first version", "GB/s", "over handles", "more device MiB")
     return head + table(heads, (_gpu_weights_row(row) for row in result["ways"]))
 
 

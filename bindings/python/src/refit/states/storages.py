@@ -71,7 +71,7 @@ class StateInventory:
     tensors: list[Any]
     """All of them. Among the states is every object that is neither a tensor nor a plain value."""
     owners: list[Any]
-    """The parameter that each state belongs to, or None if it is kept beside a state; then that of
+    """The parameter that each state belongs to, or None if it is kept besides a state; then that of
     each gradient."""
     paths: list[Path]
     """Of each state where it was found."""

@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
 
-from refit._c import abi, log, stats
+from refit._c import abi, stats
 from refit._c.call_lock import CallLock
 from refit._c.config import ConfigLike, make_config
-from refit._c.device import Device, current_cuda, open_device
+from refit._c.device import Device, current_cuda, open_device, use_asked
 from refit._c.handle import Handle
 from refit._c.library import call, encoded, lib
 from refit._c.waiting import run_interruptibly, wait_in_slices
@@ -82,16 +82,7 @@ class Publisher(Handle):
 
     def _find_device(self, auto: str | None) -> None:
         """Uses the device that was asked for, once it is known: ``auto`` for "auto"."""
-        chosen = auto if self._device == "auto" else self._device
-        if chosen is None:
-            return
-        try:
-            self._use_device(chosen)
-        except RefitError as why:
-            if self._device != "auto":
-                raise
-            log.LOGGER.info("no weights are lent on %s: %s", chosen, why.text)
-        self._device = None
+        self._device = use_asked(self._device, auto, self._use_device, "lent on")
 
     def _refuse_use(self, pointer: int) -> None:
         pass  # some calls may be made from any thread, and are waited for

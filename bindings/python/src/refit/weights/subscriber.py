@@ -21,10 +21,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from refit._c import abi, log, stats
+from refit._c import abi, stats
 from refit._c.call_lock import CallLock
 from refit._c.config import ConfigLike, make_config
-from refit._c.device import Device, current_cuda, open_device
+from refit._c.device import Device, current_cuda, open_device, use_asked
 from refit._c.handle import Handle
 from refit._c.library import call, encoded, lib
 from refit._c.waiting import SLICE_MS
@@ -119,16 +119,7 @@ class Subscriber(Handle):
 
     def _find_device(self, auto: str | None) -> None:
         """Uses the device that was asked for, once it is known: ``auto`` for "auto"."""
-        chosen = auto if self._asked_device == "auto" else self._asked_device
-        if chosen is None:
-            return
-        try:
-            self.use_device(chosen)
-        except RefitError as why:
-            if self._asked_device != "auto":
-                raise
-            log.LOGGER.info("no weights are taken from %s: %s", chosen, why.text)
-        self._asked_device = None
+        self._asked_device = use_asked(self._asked_device, auto, self.use_device, "taken from")
 
     # ---- Versions
 
