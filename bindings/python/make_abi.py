@@ -5,7 +5,8 @@
     bindings/python/make_abi.py --check    says whether it is what the headers say; exit 1: no
 
 The preprocessor (cc, or what CC names) expands the headers; what is left of refit's own files is a
-plain list of enums, structs, function pointers and functions, in one style, which is read here.
+plain list of enums, structs, function pointers and functions, in one style, which is read here,
+as are macros that are numbers.
 What does not fit that style ends the script: nothing is passed over. That sizes, offsets and
 numbers are what a compiler makes of them is proved by tests/python/test_abi.py, with a probe.
 """
@@ -55,22 +56,30 @@ from typing import Any, Final
 '''
 
 
-def preprocess() -> str:
-    """What the preprocessor leaves of refit's own headers, on one line a declaration."""
-    command = [*os.environ.get("CC", "cc").split(), "-E", f"-I{HEADERS}", "-x", "c", "-"]
+LIMITS = {"UINT32_MAX": str(2**32 - 1), "UINT64_MAX": str(2**64 - 1)}
+
+
+def preprocess() -> tuple[str, dict[str, str]]:
+    """What the preprocessor leaves of refit's own headers, on one line; and its numeric macros."""
+    command = [*os.environ.get("CC", "cc").split(), "-E", "-dD", f"-I{HEADERS}", "-x", "c", "-"]
     advanced = sorted(path.name for path in (HEADERS / "refit" / "advanced").glob("*.h"))
     includes = ["refit.h", *(f"refit/advanced/{name}" for name in advanced)]
     source = "".join(f"#include <{path}>\n" for path in includes)
     text = subprocess.run(command, input=source, capture_output=True, text=True, check=True).stdout
-    kept, ours = [], False
+    kept: list[str] = []
+    macros: dict[str, str] = {}
+    ours = False
     for line in text.splitlines():
         marker = re.match(r'# \d+ "(.*?)"', line)
         if marker:
             ours = marker[1].startswith(str(HEADERS))
+        elif ours and line.startswith("#"):
+            if match := re.fullmatch(r"#define (REFIT_\w+) (\d+|UINT(?:32|64)_MAX)", line):
+                macros[match[1]] = LIMITS.get(match[2], match[2])
         elif ours:
             kept.append(line)
     text = re.sub(r"__attribute__\s*\(\((?:[^()]|\([^()]*\))*\)\)", " ", " ".join(kept))
-    return re.sub(r"\s+", " ", text)
+    return re.sub(r"\s+", " ", text), macros
 
 
 def declarations(text: str) -> list[str]:
@@ -216,8 +225,10 @@ class Abi:
 
 def main() -> int:
     abi = Abi()
-    for one in declarations(preprocess()):
+    text, macros = preprocess()
+    for one in declarations(text):
         abi.read(one)
+    abi.constants += [f"{name}: Final = {value}" for name, value in macros.items()]
     text = abi.text()
     if sys.argv[1:] == ["--check"]:
         fresh = TARGET.exists() and TARGET.read_text() == text

@@ -10,7 +10,7 @@ import refit
 import refit.activations.arena
 import refit.states.offloader
 import refit.step.cpu_kernels
-import refit.step.host_buffer
+import refit.step.window
 import torch
 import training
 from refit.errors import CopyError, DeadlineError, StateError
@@ -19,7 +19,7 @@ from torch import nn
 from training import drawn
 
 MODULES: tuple[Any, ...] = (
-    refit.step.host_buffer,
+    refit.step.window,
     refit.step.cpu_kernels,
     refit.states.offloader,
     refit.activations.arena,
@@ -77,7 +77,7 @@ class FailingCall:
 
     def __enter__(self) -> "FailingCall":
         gc.disable()
-        self.real = refit.step.host_buffer.call
+        self.real = refit.step.window.call
         for module in MODULES:
             module.call = self
         return self

@@ -46,21 +46,21 @@ def facts_of_ctypes() -> dict[str, int]:
 
 def probe_text(include: Path) -> str:
     """A C program that prints the same facts, each from the header."""
-    rows = [f'    fact("{name}", (long long){name});' for name in constants()]
+    rows = [f'    fact("{name}", {name});' for name in constants()]
     for struct in structures():
         name = struct.__name__
-        rows.append(f'    fact("sizeof {name}", (long long)sizeof({name}));')
+        rows.append(f'    fact("sizeof {name}", sizeof({name}));')
         for row in struct._fields_:
             rows.append(
-                f'    fact("{name}.{row[0]} at", (long long)offsetof({name}, {row[0]}));\n'
-                f'    fact("{name}.{row[0]} bytes", (long long)sizeof((({name} *)0)->{row[0]}));'
+                f'    fact("{name}.{row[0]} at", offsetof({name}, {row[0]}));\n'
+                f'    fact("{name}.{row[0]} bytes", sizeof((({name} *)0)->{row[0]}));'
             )
     headers = sorted(path.name for path in (include / "refit" / "advanced").glob("*.h"))
     advanced = "".join(f"#include <refit/advanced/{name}>\n" for name in headers)
     return (
         f"#include <refit.h>\n{advanced}#include <stddef.h>\n#include <stdio.h>\n"
-        "static void fact(const char *what, long long value)\n"
-        '{\n    printf("%s\\t%lld\\n", what, value);\n}\n'
+        "static void fact(const char *what, unsigned long long value)\n"
+        '{\n    printf("%s\\t%llu\\n", what, value);\n}\n'
         "int main(void)\n{\n" + "\n".join(rows) + "\n    return 0;\n}\n"
     )
 

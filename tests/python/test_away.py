@@ -384,11 +384,11 @@ def test_use_without_memory_raises_and_next_use_finds_bytes(
 
 def test_a_tensor_that_does_not_come_back_is_refused() -> None:
     state = torch.ones(3)
-    absence = OffloadedTensors(lambda: None, threading.Lock(), zeroable=1)
-    absence.put(0, [state])
+    away = OffloadedTensors(lambda: None, threading.Lock(), zeroable=1)
+    away.mark(0, [state])
     with pytest.raises(StateError, match="did not come back"):
         state.sum()
-    absence.lift(0)
+    away.unmark(0)
     assert state.sum() == 3
 
 

@@ -20,7 +20,7 @@ with warnings.catch_warnings():
     pytest.importorskip("megatron.core.optimizer", reason="megatron-core is not installed")
 
 import refit  # noqa: E402
-import refit.step.host_buffer  # noqa: E402
+import refit.step.window  # noqa: E402
 import training  # noqa: E402
 from failures import FailingCall, refuse_to_allocate  # noqa: E402
 from interrupts import MOST, AtLine  # noqa: E402
@@ -242,7 +242,7 @@ def test_a_chain_of_both_and_the_end_of_its_controller(way: Schedule) -> None:
 
 def test_large_masters_are_stepped_in_parts_of_whole_units() -> None:
     seen: set[tuple[int, int]] = set()
-    call = refit.step.host_buffer.call
+    call = refit.step.window.call
 
     def watched(function: Any, *arguments: Any) -> None:
         if function.__name__ == "refit_window_begin":
@@ -252,7 +252,7 @@ def test_large_masters_are_stepped_in_parts_of_whole_units() -> None:
     sizes = [2 * UNIT + 999, 5000]
     with Pair(CODED, sizes=sizes, steps=3, window_bytes="4MiB") as pair:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(refit.step.host_buffer, "call", watched)
+            patch.setattr(refit.step.window, "call", watched)
             pair.step(3)
         parts = [(0, 4 * UNIT), (4 * UNIT, 4 * UNIT), (8 * UNIT, 4 * 999), (0, 4 * 5000)]
         assert seen == set(parts)

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 import refit
-import refit.step.host_buffer
 import refit.step.host_states
 import refit.step.probe
+import refit.step.window
 import torch
 import training
 from refit.errors import StateError, UnsupportedError
@@ -70,7 +70,7 @@ def test_a_step_like_the_one_before_prepares_nothing_anew(monkeypatch: pytest.Mo
     """Thousands of small parameters would pay for each list and each tensor over a window."""
     lists: list[Any] = []
     made: list[Any] = []
-    call, empty = refit.step.host_buffer.call, torch.empty
+    call, empty = refit.step.window.call, torch.empty
 
     def watched_call(function: Any, *arguments: Any) -> None:
         if function.__name__ == "refit_window_begin":
@@ -81,7 +81,7 @@ def test_a_step_like_the_one_before_prepares_nothing_anew(monkeypatch: pytest.Mo
         made.append(options)
         return empty(*size, **options)
 
-    monkeypatch.setattr(refit.step.host_buffer, "call", watched_call)
+    monkeypatch.setattr(refit.step.window, "call", watched_call)
     with Twins(WINDOWS) as twins:
         twins.step(3)
         room = window_bytes(twins.controller)

@@ -398,7 +398,7 @@ def test_adopted_states_find_their_addresses_and_gradients_stay(
 def test_move_that_fails_halfway_goes_on_when_called_again(
     cuda: StandIn, pool: Arena, run: Run, reference_run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory_pool, "ROOM", 1)  # each storage is a batch of its own
+    monkeypatch.setattr(memory_pool, "BATCH_BYTES", 1)  # each storage is a batch of its own
     moments = run.moments()
     cuda.largest = WIDTH * WIDTH * 4 - 1
     with pytest.raises(DeviceMemoryError, match=r"is lost.*call migrate\(\) again") as caught:
@@ -425,7 +425,7 @@ def test_a_batch_moves_whole_or_not_at_all(cuda: StandIn, pool: Arena, run: Run)
 def test_between_batches_freed_memory_goes_back(
     cuda: StandIn, pool: Arena, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory_pool, "ROOM", WIDTH * WIDTH * 4)
+    monkeypatch.setattr(memory_pool, "BATCH_BYTES", WIDTH * WIDTH * 4)
     pool.migrate(run.optimizer, run.model)
     # a batch for each moment of the first weight, one for all the others
     assert cuda.calls == ["empty_cache", "use"] * 3

@@ -166,7 +166,7 @@ class MemPool(Handle):
 # goes back only as whole segments. So the step runs outside; then each storage of a state is copied
 # to one from the pool, and its tensors are given that one.
 
-ROOM = 256 << 20
+BATCH_BYTES = 256 << 20
 """How many bytes are there twice at most, or those of the largest state."""
 
 
@@ -241,7 +241,7 @@ def _batches(storages: Iterable[_Leaving]) -> Iterator[list[_Leaving]]:
     batch: list[_Leaving] = []
     nbytes = 0
     for one in storages:
-        if batch and nbytes + one.nbytes > ROOM:
+        if batch and nbytes + one.nbytes > BATCH_BYTES:
             yield batch
             batch, nbytes = [], 0
         batch.append(one)

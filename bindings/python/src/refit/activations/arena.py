@@ -8,7 +8,6 @@ of when it is wanted again.
 import ctypes
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final
 
 from refit._c import abi
 from refit._c.config import Config
@@ -17,9 +16,6 @@ from refit._c.handle import Handle
 from refit._c.library import call, lib, status_of
 from refit._c.waiting import run_interruptibly
 from refit.errors import BusyError
-
-_STAYS: Final = 0xFFFFFFFF
-"""``REFIT_ACTIVATION_STAYS``."""
 
 
 class Arena(Handle):
@@ -53,7 +49,7 @@ class Arena(Handle):
         room for it."""
         place = ctypes.c_uint32()
         call(lib.refit_activations_add, self._live, group, memory, nbytes, ctypes.byref(place))
-        return None if place.value == _STAYS else place.value
+        return None if place.value == abi.REFIT_ACTIVATION_STAYS else place.value
 
     def commit(self, group: int, stream: int) -> None:
         """Starts the copies out, after what ``stream`` has queued. CopyError and others: none is

@@ -370,7 +370,7 @@ class Groups:
 
     # ---- the backward pass asks for it: it returns -----------------------------------------------
 
-    def bring(self, saved: Saved, storage: Storage) -> Any:
+    def restore(self, saved: Saved, storage: Storage) -> Any:
         """The device memory of a storage that leaves, is away or has returned. The first storage
         that is asked for brings its group, and starts the groups before it."""
         self.tidy()

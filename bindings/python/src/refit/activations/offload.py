@@ -29,7 +29,7 @@ The life of one activation, with the function that takes each step (``Groups`` i
    still hold is looked at again at the end of each layer (``Groups.free_held``), and stays if they
    hold it when the block ends (``_finish``, ``Groups.learn``).
 5. The backward pass asks for the tensor: autograd calls ``_load``. The first that is away brings
-   its whole group (``Groups.bring``): device memory is taken, the copies in start
+   its whole group (``Groups.restore``): device memory is taken, the copies in start
    (``Arena.fetch``), and the current stream waits for them (``Arena.join``). Then the copies of
    the groups before it start.
 6. ``Saved.rebuilt`` makes the tensor, over the memory that now has its bytes.
@@ -272,7 +272,7 @@ class ActivationOffload(Closing):
         if forward is not None:
             saving, forward.autograd_hooks = forward.autograd_hooks, None
             forward.layer_storages = []  # its groups hold ``forward``, and would hold these
-            if _is_innermost(saving):
+            if _is_on_top(saving):
                 saving.__exit__(None, None, None)
         return forward
 
@@ -499,7 +499,7 @@ class ActivationOffload(Closing):
         with self._groups.lock:
             memory = storage.memory
             if storage.group is not None:
-                memory = self._groups.bring(saved, storage)
+                memory = self._groups.restore(saved, storage)
             elif storage.order < self._groups.layers_awaited:
                 self._groups.begin_backward()
         made: torch.Tensor = saved.rebuilt(memory)
@@ -613,13 +613,13 @@ class _BlockEnds(_Hook):
             offload._end_attached()
 
 
-def _is_innermost(saving: Any) -> bool:
+def _is_on_top(saving: Any) -> bool:
     """Whether autograd saves by these hooks now. It does not after a block that was abandoned, and
     that another one is inside of."""
-    innermost = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-    if innermost is None:  # a PyTorch that does not tell
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    if top is None:  # a PyTorch that does not tell
         return True
-    hooks = innermost(True)
+    hooks = top(True)
     return bool(hooks is not None and hooks[0] == saving.pack_hook)
 
 

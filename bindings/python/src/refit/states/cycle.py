@@ -12,7 +12,7 @@ occurs; ``StateCycle`` is in this one:
           StateSource.make_plan                 storages.py decides what can leave
           DeviceRegions.set_plan                regions.py adds and seals, if the plan is new
         StateCycle._leave
-          OffloadedTensors.put                  offloaded_tensor.py: using one brings all back
+          OffloadedTensors.mark                 offloaded_tensor.py: using one brings all back
           DeviceRegions.leave                   starts the copies
             refit_offloader_offload             offloader.py; lib/REGION.md goes on from here
           DeviceRegions.free                    waits for the copies, then empties the storages
@@ -23,7 +23,7 @@ occurs; ``StateCycle`` is in this one:
     Optimizer.step, or what uses a state        hooks.py, offloaded_tensor.py
       StateCycle.bring_back, _join
         DeviceRegions.join                      the current stream waits for the copies back
-        OffloadedTensors.lift                   states are used as ever
+        OffloadedTensors.unmark                 states are used as ever
 
 ``CLEARED`` is set before the first copy, the other phases when their work is done on every device;
 each device knows by itself how far it is (see ``regions``). So after an exception, Ctrl-C too, the
@@ -182,7 +182,7 @@ class StateCycle:
                 regions.free()
         except BaseException:
             if self.per_device.on_device:
-                self._offloaded.lift(STATES, *EARLY)
+                self._offloaded.unmark(STATES, *EARLY)
                 self.phase = TRAINING
             raise
         self._lose_grads()
@@ -194,7 +194,9 @@ class StateCycle:
             return
         for group, numbers in plan.by_group.items():
             tensors = [inventory.tensors[number] for number in numbers]
-            self._offloaded.put(group, tensors + inventory.wrappers if group == STATES else tensors)
+            self._offloaded.mark(
+                group, tensors + inventory.wrappers if group == STATES else tensors
+            )
             grads = [number for number in numbers if number >= inventory.states]
             self._offloaded.watch(group, [inventory.owners[number] for number in grads])
 
@@ -273,7 +275,7 @@ class StateCycle:
         for regions in self.per_device:
             for group in EARLY:  # a backward pass writes to them, long before the step
                 regions.join(group)
-        self._offloaded.lift(*EARLY)
+        self._offloaded.unmark(*EARLY)
         for regions in self.per_device:
             regions.make_departure_stream_wait(EARLY)
         if self._inventory is not None and self._plan is not None and self._plan.others_move:
@@ -296,7 +298,7 @@ class StateCycle:
             with self._observed("wait"):
                 self._refuse_join()
                 self._join_devices()
-                self._offloaded.lift(*EARLY, STATES)
+                self._offloaded.unmark(*EARLY, STATES)
                 joined, self.phase = self.phase, TRAINING
             if joined == RETURNING:
                 self.counters.end(began, self.per_device)

@@ -17,7 +17,7 @@ from refit.errors import BusyError
 BeforeUses = Callable[[Callable[[], None], Callable[[], None]], list[Callable[[], None]]]
 
 
-class Keeper(Protocol):
+class HookOwner(Protocol):
     """Calls that a controller gets when an optimizer is used."""
 
     def _before_step(self) -> None:
@@ -33,40 +33,40 @@ class Keeper(Protocol):
         """States are about to be replaced by others."""
 
 
-class _Gate:
+class _WeakHook:
     """A hook: calls one method of the controller, while there is one.
 
     In a step that ``torch.compile`` compiles it is called as it is, every time: it asks which
     process this is, and moves memory, which is not part of a graph.
     """
 
-    def __init__(self, keeper: Keeper, method: str) -> None:
-        self.keeper = weakref.ref(keeper)
+    def __init__(self, owner: HookOwner, method: str) -> None:
+        self.owner = weakref.ref(owner)
         self._pass_on = cast(Any, torch.compiler).disable(_pass_on)
         self._method = method
 
     def __call__(self, *_arguments: Any) -> None:
-        self._pass_on(self.keeper, self._method)
+        self._pass_on(self.owner, self._method)
 
 
-def _pass_on(reference: "weakref.ref[Keeper]", method: str) -> None:
-    keeper = reference()
-    if keeper is not None:
-        getattr(keeper, method)()
+def _pass_on(reference: "weakref.ref[HookOwner]", method: str) -> None:
+    owner = reference()
+    if owner is not None:
+        getattr(owner, method)()
 
 
-class _CopyGate:
+class _CopyHook:
     """An optimizer's ``__getstate__``, what ``copy`` and ``pickle`` ask: states come back first."""
 
-    def __init__(self, keeper: Keeper, optimizer: torch.optim.Optimizer) -> None:
-        self._before = _Gate(keeper, "_before_use")
+    def __init__(self, owner: HookOwner, optimizer: torch.optim.Optimizer) -> None:
+        self._before = _WeakHook(owner, "_before_use")
         self._optimizer = weakref.ref(optimizer)
 
     def __call__(self) -> Any:
         self._before()
         optimizer = cast(torch.optim.Optimizer, self._optimizer())
         state = type(optimizer).__getstate__(optimizer)
-        if isinstance(state, dict):  # one that copies its whole __dict__ has this gate in it
+        if isinstance(state, dict):  # one that copies its whole __dict__ has this hook in it
             state = {key: value for key, value in state.items() if value is not self}
         return state
 
@@ -80,7 +80,7 @@ class _CopyGate:
 def refuse_second(optimizer: torch.optim.Optimizer) -> None:
     """BusyError if a live controller has its hooks on the optimizer."""
     for hook in optimizer._optimizer_step_pre_hooks.values():
-        if isinstance(hook, _Gate) and hook.keeper() is not None:
+        if isinstance(hook, _WeakHook) and hook.owner() is not None:
             raise BusyError(
                 f"this {type(optimizer).__name__} has a controller already: close that one first"
             )
@@ -91,7 +91,7 @@ class Hooks:
 
     def __init__(
         self,
-        keeper: Keeper,
+        owner: HookOwner,
         optimizers: Sequence[torch.optim.Optimizer],
         before_uses: BeforeUses = lambda step, use: [],
     ) -> None:
@@ -101,13 +101,13 @@ class Hooks:
             refuse_second(optimizer)
         self._handles: list[Any] = []
         for optimizer in optimizers:
-            self._put(keeper, optimizer)
-        self._undo = before_uses(_Gate(keeper, "_before_step"), _Gate(keeper, "_before_load"))
+            self._put(owner, optimizer)
+        self._undo = before_uses(_WeakHook(owner, "_before_step"), _WeakHook(owner, "_before_load"))
 
-    def _put(self, keeper: Keeper, optimizer: torch.optim.Optimizer) -> None:
-        use = _Gate(keeper, "_before_use")
-        load = _Gate(keeper, "_before_load")
-        step = optimizer.register_step_pre_hook(_Gate(keeper, "_before_step"))
+    def _put(self, owner: HookOwner, optimizer: torch.optim.Optimizer) -> None:
+        use = _WeakHook(owner, "_before_use")
+        load = _WeakHook(owner, "_before_load")
+        step = optimizer.register_step_pre_hook(_WeakHook(owner, "_before_step"))
         # Before the hooks of others: they may read the state.
         cast(OrderedDict[int, Any], optimizer._optimizer_step_pre_hooks).move_to_end(
             step.id, last=False
@@ -116,9 +116,9 @@ class Hooks:
             step,
             optimizer.register_state_dict_pre_hook(use, prepend=True),
             optimizer.register_load_state_dict_pre_hook(load, prepend=True),
-            optimizer.register_step_post_hook(_Gate(keeper, "_after_step")),
+            optimizer.register_step_post_hook(_WeakHook(owner, "_after_step")),
         ]
-        copied = _CopyGate(keeper, optimizer)
+        copied = _CopyHook(owner, optimizer)
         vars(optimizer)["__getstate__"] = copied
         self._handles.append(copied)
 

@@ -93,7 +93,7 @@ class OffloadedTensor:
     __slots__ = ()
     kind: ClassVar[type]
     """The class that the tensor has otherwise."""
-    absence: ClassVar["OffloadedTensors"]
+    owner: ClassVar["OffloadedTensors"]
 
     @classmethod
     def __torch_function__(
@@ -101,22 +101,22 @@ class OffloadedTensor:
     ) -> Any:
         """PyTorch calls it in place of ``func``."""
         given = kwargs or {}
-        if func in _METADATA_ONLY and not (func is _STORAGE and cls.absence.lender is not None):
+        if func in _METADATA_ONLY and not (func is _STORAGE and cls.owner.in_place is not None):
             return torch._C._disabled_torch_function_impl(func, types, args, given)
-        if func == torch.Tensor.zero_ and cls.absence.zero(args):
+        if func == torch.Tensor.zero_ and cls.owner.zero(args):
             return args[0]
-        if func == torch._foreach_zero_ and args and cls.absence.zero(args[0]):
-            here = [tensor for tensor in args[0] if not cls.absence.is_zero(tensor)]
+        if func == torch._foreach_zero_ and args and cls.owner.zero(args[0]):
+            here = [tensor for tensor in args[0] if not cls.owner.is_zero(tensor)]
             if here:
                 func(here)
             return args[0]
-        if cls.absence.lender is not None:
-            found = _use_lent(func, types, args, given)
+        if cls.owner.in_place is not None:
+            found = _use_in_place(func, types, args, given)
             if found is not NotImplemented:
                 return found
-        if cls.absence.is_at_hand and not torch.compiler.is_compiling():
+        if cls.owner.is_at_hand and not torch.compiler.is_compiling():
             if func is torch.Tensor.__deepcopy__:
-                return cls.absence.copy(args[0], func, args, given)
+                return cls.owner.copy(args[0], func, args, given)
             if sys._getframe(1).f_code is _DEEPCOPY:
                 raise BusyError(
                     "a step began while copy.deepcopy read a state in another thread: copy states "
@@ -125,38 +125,36 @@ class OffloadedTensor:
                 )
         for kind in types:
             if issubclass(kind, OffloadedTensor):
-                kind.absence.bring_back()
-        _unmark((args, given))
+                kind.owner.bring_back()
+        _unmark_stray((args, given))
         return func(*args, **given)
 
 
-class Lender(Protocol):
-    """What has lent out the memory of tensors that can still be used where they are."""
+class InPlaceUse(Protocol):
+    """An owner that has its tensors read elsewhere, while they can still be used where they are."""
 
     def may_scale(self, tensors: Sequence[Any]) -> bool:
-        """Whether tensors, of which some are lent, may be multiplied by a factor now. Waits for
-        what reads them."""
+        """Whether tensors, of which some are being read, may be multiplied by a factor now. Waits
+        for what reads them."""
 
     def scaled(self, tensors: Sequence[Any], factor: Any) -> None:
         """They were, by a number or a tensor of one."""
 
 
-def _use_lent(func: Any, types: Sequence[type], args: Any, kwargs: Any) -> Any:
-    """Carries out what only reads tensors that are lent, or multiplies them by one factor, as the
-    clipping of gradients and a GradScaler do. NotImplemented for all else."""
-    absences = {
-        id(kind.absence): kind.absence for kind in types if issubclass(kind, OffloadedTensor)
-    }
-    lenders = [one.lender for one in absences.values()]
-    if None in lenders or kwargs.get("out") is not None:
+def _use_in_place(func: Any, types: Sequence[type], args: Any, kwargs: Any) -> Any:
+    """Carries out what only reads tensors that stay usable in place, or multiplies them by one
+    factor, as the clipping of gradients and a GradScaler do. NotImplemented for all else."""
+    owners = {id(kind.owner): kind.owner for kind in types if issubclass(kind, OffloadedTensor)}
+    in_place_uses = [one.in_place for one in owners.values()]
+    if None in in_place_uses or kwargs.get("out") is not None:
         return NotImplemented
     if func in _READS:
         return torch._C._disabled_torch_function_impl(func, types, args, kwargs)
     scaling = _scaling_of(func, args, kwargs)
-    if scaling is None or not all(one.may_scale(scaling[0]) for one in lenders if one):
+    if scaling is None or not all(one.may_scale(scaling[0]) for one in in_place_uses if one):
         return NotImplemented
     found = torch._C._disabled_torch_function_impl(func, types, args, kwargs)
-    for one in lenders:
+    for one in in_place_uses:
         if one is not None:
             one.scaled(*scaling)
     return found
@@ -183,12 +181,12 @@ def _scaling_of(func: Any, args: Any, kwargs: Any) -> tuple[Sequence[Any], Any] 
     return (tensors, factor) if fits else None
 
 
-def _unmark(value: Any) -> None:
-    """Gives tensors their own class that ``lift`` did not know of: ``swap_tensors`` exchanged their
-    class, or ``as_subclass`` gave it to them. StateError for one whose memory may still be away.
+def _unmark_stray(value: Any) -> None:
+    """Gives tensors their own class that ``unmark`` did not know of: ``swap_tensors`` exchanged
+    their class, or ``as_subclass`` gave it to them. StateError for one whose memory may be away.
     """
     if isinstance(value, OffloadedTensor):
-        if value.absence.is_any:
+        if value.owner.is_any:
             raise StateError(
                 f"the memory of this {kind_of(value).__name__} did not come back with the others: "
                 "call restore() on its controller, then use it again"
@@ -196,9 +194,9 @@ def _unmark(value: Any) -> None:
         cast(Any, value).__class__ = kind_of(value)
     elif isinstance(value, list | tuple):
         for one in value:
-            _unmark(one)
+            _unmark_stray(one)
     elif isinstance(value, dict):
-        _unmark(list(value.values()))
+        _unmark_stray(list(value.values()))
 
 
 def untouched() -> AbstractContextManager[Any]:
@@ -229,15 +227,15 @@ class OffloadedTensors:
         lock: AbstractContextManager[Any],
         zeroable: int,
         at_hand: Callable[[], None] | None = None,
-        lender: Lender | None = None,
+        in_place: InPlaceUse | None = None,
     ) -> None:
-        """``bring_back`` brings all back and lifts all groups, in any thread; ``lock`` is held
-        by ``put`` and ``lift``; ``zeroable`` is the group that nothing else reads meanwhile.
-        ``at_hand``: as ``bring_back``, for a thread that holds the lock. ``lender``: the memory is
-        there, and what only reads the tensors, or multiplies them by a factor, brings nothing back.
+        """``bring_back`` brings all back and unmarks all groups, in any thread; ``lock`` is held
+        by ``mark`` and ``unmark``; ``zeroable`` is the group that nothing else reads meanwhile.
+        ``at_hand``: as ``bring_back``, for a thread that holds the lock. ``in_place``: the memory
+        is there, and what only reads the tensors, or multiplies them, brings nothing back.
         """
         self.bring_back = bring_back
-        self.lender = lender
+        self.in_place = in_place
         self._lock = lock
         self._at_hand = at_hand
         self._zeroable = zeroable
@@ -247,7 +245,7 @@ class OffloadedTensors:
         self._hooked: dict[int, list[dict[Any, Any]]] = {}
         self._zeroed: dict[int, Any] = {}
 
-    def put(self, group: int, tensors: Sequence[Any]) -> None:
+    def mark(self, group: int, tensors: Sequence[Any]) -> None:
         """From now on what uses one of these tensors, which are all of their group, brings it back.
 
         Call it again after a failure, with the same.
@@ -286,7 +284,7 @@ class OffloadedTensors:
     def _class_of(self, kind: type) -> type:
         """The class of such tensors while they are away; their own, if none derives from it."""
         if kind not in self._classes:
-            names = {"__slots__": (), "__module__": __name__, "kind": kind, "absence": self}
+            names = {"__slots__": (), "__module__": __name__, "kind": kind, "owner": self}
             try:
                 made = type(kind)(f"Away{kind.__name__}", (OffloadedTensor, kind), names)
             except Exception:  # whatever a metaclass or __init_subclass__ of others raises
@@ -309,7 +307,7 @@ class OffloadedTensors:
         with self._lock:
             if self._at_hand is not None:
                 self._at_hand()
-            _unmark(tensor)
+            _unmark_stray(tensor)
             return func(*args, **kwargs)
 
     def zero(self, tensors: Iterable[Any]) -> bool:
@@ -329,7 +327,7 @@ class OffloadedTensors:
         """Whether a tensor will be zeros when it is back, whatever its bytes are now."""
         return id(tensor) in self._zeroed
 
-    def lift(self, *groups: int) -> None:
+    def unmark(self, *groups: int) -> None:
         """The bytes of these groups are back, or the current stream waits for them: their tensors
         are what they were. Call it again after a failure."""
         plain = self._classes.get(torch.Tensor)

@@ -27,8 +27,6 @@ Optimizer = torch.optim.Optimizer
 ADAM: Final = abi.REFIT_ADAM
 ADAGRAD: Final = abi.REFIT_ADAGRAD
 SGD: Final = abi.REFIT_SGD
-EACH: Final = 0xFFFFFFFF
-"""``REFIT_EACH_PARAMETER``."""
 STEPPED: Final = abi.REFIT_PARAMETER_STEPPED
 
 _NUMBERS: Mapping[type, int] = {
@@ -253,7 +251,12 @@ class CpuKernels(Handle):
 
     def join(self, stream: int) -> None:
         """Makes ``stream`` wait, on the device, until all parameters are back."""
-        call(lib.refit_host_step_join, self._live, EACH, abi.refit_stream_ref(stream))
+        call(
+            lib.refit_host_step_join,
+            self._live,
+            abi.REFIT_EACH_PARAMETER,
+            abi.refit_stream_ref(stream),
+        )
 
     def wait(self, timeout: float | None = None) -> None:
         """Waits until all parameters are back, at most ``timeout`` seconds (None:

@@ -236,7 +236,7 @@ class CpuShare:
         """The groups when the kernels were opened: their lengths, and the states they have."""
         self._process = os.getpid()
         touched = cast(Any, torch.compiler).disable(self._touched)
-        self._offloaded = OffloadedTensors(touched, lock, zeroable=_NONE, lender=self)
+        self._offloaded = OffloadedTensors(touched, lock, zeroable=_NONE, in_place=self)
         self._early = _Early(self) if is_early else None
 
     @property
@@ -364,7 +364,7 @@ class CpuShare:
         if not submitted or chosen is None:
             return []
         self._begin(chosen)
-        self._offloaded.lift(*self._departed)
+        self._offloaded.unmark(*self._departed)
         self._must_skip = True  # until all are stepped
         self._submitted = [place for place, *_ in submitted]
         self._counts.update((id(place.param_state), which - 1) for place, _, which in submitted)
@@ -543,7 +543,7 @@ class CpuShare:
         address, which = grad.data_ptr(), count + 1
         cast(CpuKernels, self._kernels).gradient(place.number, address, which, stream)
         self._departed[place.number] = _Departed(parameter, grad, grad._version, address, which)
-        self._offloaded.put(place.number, [grad])
+        self._offloaded.mark(place.number, [grad])
         self._offloaded.watch(place.number, [parameter])
         self._must_skip = False
 
@@ -568,7 +568,7 @@ class CpuShare:
         gradients, and not the kernels' threads."""
         with self._lock:
             if self._process != os.getpid():
-                self._offloaded.lift(*self._departed)
+                self._offloaded.unmark(*self._departed)
                 self._departed.clear()
                 return
             if self._departed and self._early is not None:
@@ -591,7 +591,7 @@ class CpuShare:
             self._begun, self._must_skip = None, False
         self._submitted.clear()
         self._read.clear()
-        self._offloaded.lift(*self._departed)
+        self._offloaded.unmark(*self._departed)
         self._departed.clear()
 
     # ---- what others do with gradients that have left --------------------------------------------

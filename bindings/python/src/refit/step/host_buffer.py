@@ -12,20 +12,18 @@ Independent of which states these are, and of when they visit.
 """
 
 import ctypes
-import struct
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 
 from refit._c import abi
 from refit._c.config import Config
 from refit._c.device import Device
-from refit._c.handle import Closing, Handle
-from refit._c.library import call, lib
-from refit._c.waiting import interrupts_held, wait_in_slices
+from refit._c.handle import Closing
+from refit._c.waiting import interrupts_held
 from refit.errors import DeviceMemoryError
 from refit.observe.observers import COPIES, Observers
 from refit.states.offloader import KEEP, Offloader
@@ -36,15 +34,11 @@ from refit.states.torch_memory import (
     stream_objects,
     used_on,
 )
+from refit.step.window import NEW, SAME_WINDOW, Part, Window
 
-SAME_WINDOW: Final = abi.REFIT_PART_SAME_WINDOW
-NEW: Final = abi.REFIT_PART_NEW
 UNIT: Final = 1 << 20
 """Bytes of fp32 masters that travel together: parts of masters that travel by their weights begin
 and end at multiples of it, or with their region."""
-
-_PART = struct.Struct("@NIIQQ")  # refit_window_part
-assert _PART.size == ctypes.sizeof(abi.refit_window_part)
 
 _ALIGNMENT = 512
 """Of the windows' memory, in bytes."""
@@ -53,17 +47,6 @@ _FETCHED = 32 << 20
 
 _KEPT = 4
 """Tensors over the windows that are kept for later steps, at most, for each part of a step."""
-
-
-class Part(NamedTuple):
-    """Bytes of a region that a step uses."""
-
-    region: int
-    flags: int
-    """``SAME_WINDOW``: in the same window as the part before it; ``NEW``: the step makes its bytes.
-    """
-    offset: int
-    nbytes: int
 
 
 def _attempts(size: int, count: int, least: int) -> Iterator[tuple[int, int]]:
@@ -106,7 +89,7 @@ class HostBuffer(Closing):
         self._windows = int(config.get("offload.windows"))
         self._memory: torch.Tensor | None = None
         self._base = 0
-        self._room = (0, 0)
+        self._taken = (0, 0)
         self._streams: dict[int, Any] = {}
         """On which the memory of the windows was used last, by its handle."""
         self._tensors: dict[tuple[int, int, tuple[int, ...]], torch.Tensor] = {}
@@ -150,9 +133,9 @@ class HostBuffer(Closing):
         return self._window_bytes
 
     @property
-    def room(self) -> int:
+    def device_bytes(self) -> int:
         """Bytes of device memory that the windows have now."""
-        size, count = self._room
+        size, count = self._taken
         return size * count
 
     def _needs(self, parts: Sequence[Part]) -> tuple[int, int]:
@@ -168,9 +151,9 @@ class HostBuffer(Closing):
         """Memory for a step over these parts; what there is, is kept where it is enough."""
         self.window.wait()  # as ``begin`` does; parts cannot be measured before
         size, count = self._needs(parts)
-        if count == 0 and self.window.measure(parts) > self._room[0]:
+        if count == 0 and self.window.measure(parts) > self._taken[0]:
             self._give_back()  # new states need none, and do not fit into these
-        if count == 0 or (self._room[0] >= size and self._room[1] >= count):
+        if count == 0 or (self._taken[0] >= size and self._taken[1] >= count):
             return
         self._give_back()
         least = _aligned(self.window.measure(parts))
@@ -196,7 +179,7 @@ class HostBuffer(Closing):
         base = _aligned(memory.data_ptr())
         self._memory, self._base = memory, memory.data_ptr()  # held as long as C may know of it
         self.window.set_memory(base, size, count)
-        self._room = size, count
+        self._taken = size, count
         self._streams = stream_objects(self.device)
         return True
 
@@ -264,10 +247,10 @@ class HostBuffer(Closing):
             self._new.popleft()
         return found
 
-    def has_room(self, parts: Sequence[Part], besides: int) -> bool:
+    def fits(self, parts: Sequence[Part], besides: int) -> bool:
         """Whether the device has memory for a step over these parts now, and for ``besides`` more
         bytes. True on a CPU."""
-        if self.device.type != "cuda" or self.room:
+        if self.device.type != "cuda" or self.device_bytes:
             return True
         total = sum(_aligned(part.nbytes) for part in parts)
         with device_guard(self.device):
@@ -365,7 +348,7 @@ class HostBuffer(Closing):
         self._new.clear()
         self._tensors.clear()
         if self._memory is not None:
-            self._room = 0, 0
+            self._taken = 0, 0
             self.window.trim()  # waits for copies; ``_follow`` has told PyTorch of other streams
             self._memory = None
 
@@ -381,129 +364,24 @@ def _shares(
     """Parts that visit the device together, of at most so many bytes, and where each is to go."""
     parts: list[Part] = []
     targets: list[torch.Tensor] = []
-    room = most
+    left = most
     for region, master in masters:
         at = 0
         while at < master.nbytes:
             nbytes = master.nbytes - at
-            if nbytes > room:
-                nbytes = room // UNIT * UNIT
+            if nbytes > left:
+                nbytes = left // UNIT * UNIT
             if nbytes:
                 parts.append(Part(region, SAME_WINDOW if parts else 0, at, nbytes))
                 targets.append(master[at // master.itemsize : (at + nbytes) // master.itemsize])
                 at += nbytes
-                room -= nbytes
+                left -= nbytes
             if at < master.nbytes:
                 yield parts, targets
-                parts, targets, room = [], [], most
+                parts, targets, left = [], [], most
     if parts:
         yield parts, targets
 
 
 def _aligned(nbytes: int) -> int:
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
-
-
-# ---- The C window.
-
-
-class Window(Handle):
-    """The C window as a Python object: the window of an offloader whose regions live on the host.
-    Used by one thread at a time.
-
-    One method for each verb of refit/advanced/window.h, which says what parts are and in which
-    order the verbs come; addresses are plain numbers. ``offloader`` is sealed, and is borrowed: it
-    stays open as long. StateError, BusyError (it has a window), UnsupportedError
-    (use_pinned_optimizer_offload: false).
-    """
-
-    def __init__(self, offloader: Offloader) -> None:
-        self._offloader = offloader
-        self._packed: tuple[list[Part], ctypes.Array[abi.refit_window_part]] = [], _array([])
-        self._open(lib.refit_window_open, offloader._live)
-
-    def _close(self, pointer: int) -> None:
-        call(lib.refit_window_close, pointer)
-
-    def set_memory(self, memory: int, window_bytes: int, windows: int) -> None:
-        """Gives it device memory for ``windows`` times ``window_bytes``, borrowed until the next
-        call or the close; 0 takes it back. StateError and BusyError while copies use it."""
-        call(lib.refit_window_set_memory, self._live, memory or None, window_bytes, windows)
-
-    def measure(self, parts: Sequence[Part]) -> int:
-        """The smallest window in which these parts can be stepped, in bytes."""
-        out = ctypes.c_uint64()
-        array = self._array(parts)
-        call(lib.refit_window_measure, self._live, array, len(parts), ctypes.byref(out))
-        return out.value
-
-    def begin(self, parts: Sequence[Part], after: int) -> None:
-        """Starts a step over these parts: the first copies in begin, after what the stream
-        ``after`` has queued. Does not wait. LimitError: parts that belong together are larger than
-        the memory that was given; BusyError, StateError, CopyError."""
-        stream = abi.refit_stream_ref(after)
-        call(lib.refit_window_begin, self._live, self._array(parts), len(parts), stream)
-
-    def _array(self, parts: Sequence[Part]) -> ctypes.Array[abi.refit_window_part]:
-        """The parts as C has them. Those of a step are mostly those of the step before."""
-        if self._packed[0] != parts:
-            self._packed = list(parts), _array(parts)
-        return self._packed[1]
-
-    def next(self) -> tuple[int, list[int]]:
-        """Waits until the parts of the next window are there. Gives the number of the first, and
-        the address of each, 0 for one that is ``NEW``; no address once all were stepped.
-        CopyError and others: call again."""
-        view = abi.refit_window_view(ctypes.sizeof(abi.refit_window_view))
-        call(lib.refit_window_next, self._live, ctypes.byref(view))
-        return view.first, [view.memory[at] or 0 for at in range(view.count)]
-
-    def place(self, part: int, memory: int) -> None:
-        """Says where the bytes of a ``NEW`` part are. They stay there until ``done`` of the next
-        window, or ``wait``."""
-        call(lib.refit_window_place, self._live, part, memory)
-
-    def done(self, stream: int) -> None:
-        """What ``stream`` has queued is the last that uses this window: copies out follow it. The
-        window counts as stepped whatever is raised; call again then."""
-        call(lib.refit_window_done, self._live, abi.refit_stream_ref(stream))
-
-    def end(self) -> None:
-        """Ends the step, also before all parts were stepped. Waits for copies out only if they read
-        weights of masters, and no stream waits for them."""
-        call(lib.refit_window_end, self._live)
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Waits until no copy is under way, at most ``timeout`` seconds (None: offload.timeout_ms).
-
-        Starts copies out that could not be started. DeadlineError, CopyError: call again.
-        """
-        pointer = self._live
-        wait_in_slices(
-            lambda slice_ms: call(lib.refit_window_wait, pointer, slice_ms),
-            self._offloader._timeout_s if timeout is None else timeout,
-        )
-
-    @property
-    def progress(self) -> int:
-        """How many parts of the last list were stepped, from the first on."""
-        count: int = lib.refit_window_progress(self._live)
-        return count
-
-    def host(self, region: int) -> tuple[int, int]:
-        """Address and length of a region's host bytes, to read and write while no step is under
-        way. The address stays until the offloader is closed. UnsupportedError for masters that
-        travel by their weights."""
-        address, count = ctypes.c_void_p(), ctypes.c_uint64()
-        call(lib.refit_window_host, self._live, region, ctypes.byref(address), ctypes.byref(count))
-        return address.value or 0, count.value
-
-    def trim(self) -> None:
-        """Lets go of memory that was given, and frees host memory that masters once went whole into
-        and have left again. Waits for copies. StateError while a step is under way."""
-        call(lib.refit_window_trim, self._live)
-
-
-def _array(parts: Sequence[Part]) -> ctypes.Array[abi.refit_window_part]:
-    packed = bytearray(b"".join(_PART.pack(_PART.size, *part) for part in parts))
-    return (abi.refit_window_part * len(parts)).from_buffer(packed)

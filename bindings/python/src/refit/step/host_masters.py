@@ -201,7 +201,7 @@ class HostMasters:
         with interrupts_held():
             self._apart.update(whole)
             self._away.update((id(one.parameter), one) for one in leaving)
-            self._offloaded.put(_MASTERS, [one.parameter for one in self._away.values()])
+            self._offloaded.mark(_MASTERS, [one.parameter for one in self._away.values()])
             for one in leaving:  # each copy was waited for, on the CPU
                 one.parameter.untyped_storage().resize_(0)
         self.release()
@@ -239,7 +239,7 @@ class HostMasters:
                     storage.resize_(_slot(one).nbytes)
                 with torch.no_grad():
                     fill(away)
-                self._offloaded.lift(_MASTERS)
+                self._offloaded.unmark(_MASTERS)
                 self._away.clear()
                 self._apart.clear()
                 self._let_go()

@@ -241,7 +241,7 @@ class HostStateManager:
                     tensors += [slot.view for slot in one.slots]
                     if one.shown is not one.slots[0].view:
                         tensors.append(one.shown)
-            self._offloaded.put(_STATES, tensors)
+            self._offloaded.mark(_STATES, tensors)
 
     def prefetch(self, optimizer: Optimizer) -> None:
         """Lets the first windows of the next step come in, if the device has memory for them.
@@ -294,7 +294,7 @@ class HostStateManager:
             buffer.wait()
         self._masters.release()
         if self._is_away:
-            self._offloaded.lift(_STATES)
+            self._offloaded.unmark(_STATES)
             self._is_away = False
 
     def before_load(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:

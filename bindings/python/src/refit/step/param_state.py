@@ -15,8 +15,9 @@ import torch
 from refit._c.waiting import interrupts_held
 from refit.states.offloaded_tensor import call_untouched, kind_of, untouched
 from refit.states.storages import opened, why_tensor_stays
-from refit.step.host_buffer import UNIT, HostBuffer, Part
+from refit.step.host_buffer import UNIT, HostBuffer
 from refit.step.stand_in import PART, is_dense, local
+from refit.step.window import Part
 
 _READ = methodcaller("data_ptr"), methodcaller("size"), methodcaller("stride")
 

@@ -31,9 +31,10 @@ from refit.errors import DeviceMemoryError, RefitError
 from refit.observe.observers import Observers
 from refit.states.torch_memory import lacks_memory
 from refit.step.cpu_step import CpuShare
-from refit.step.host_buffer import NEW, SAME_WINDOW, HostBuffer, Part
+from refit.step.host_buffer import HostBuffer
 from refit.step.param_state import BufferSlot, ParamState, State
 from refit.step.stand_in import Stepping, can_be_parted, flat, is_many, local, part_of
+from refit.step.window import NEW, SAME_WINDOW, Part
 
 Optimizer = torch.optim.Optimizer
 
@@ -182,10 +183,10 @@ def _split(
     )
     if not param_state.parted:
         return whole
-    room = window_bytes - _PADDING * len(param_state.all)
+    usable = window_bytes - _PADDING * len(param_state.all)
     count = max(
         param_state.grain,
-        room // param_state.bytes_of_an_element() // param_state.grain * param_state.grain,
+        usable // param_state.bytes_of_an_element() // param_state.grain * param_state.grain,
     )
     total = parameter.numel()
     parts = [
@@ -266,7 +267,7 @@ class WindowedStep:
             if buffer is not None:
                 parts, _ = self._window_parts(entries)
                 to_come = [one.parameter for one in entries if one.parameter.grad is None]
-                if buffer.has_room(parts, sum(local(one).nbytes for one in to_come)):
+                if buffer.fits(parts, sum(local(one).nbytes for one in to_come)):
                     buffer.begin(parts)
                 return
 

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     import numpy
     import torch
 
-_NO_ALIAS = 0xFFFFFFFF
-
 
 @dataclass(frozen=True, slots=True)
 class ArchivedVersion:
@@ -166,7 +164,7 @@ class Snapshot(Mapping[str, View]):
     def _keep(self) -> "Snapshot":
         return self
 
-    def _room(self, nbytes: int) -> NoReturn:
+    def _lifetime_with(self, nbytes: int) -> NoReturn:
         raise BufferError(
             "what DLPack gives would not hold the memory of an archive's version: take .torch() or "
             ".numpy() of it first"
@@ -329,7 +327,7 @@ def _version_of(update: Update) -> tuple[Any, Any]:
     for index, tensor in enumerate(tensors):
         tensor.size = ctypes.sizeof(tensor)
         call(lib.refit_update_tensor, pointer, index, ctypes.byref(tensor), ctypes.byref(place))
-        if tensor.alias_of == _NO_ALIAS:
+        if tensor.alias_of == abi.REFIT_NO_ALIAS:
             weights[originals] = abi.refit_weight(index, place.value, tensor.bytes)
             originals += 1
     call(lib.refit_update_digest, pointer, digest)

@@ -177,7 +177,7 @@ def of_dlpack(source: Any) -> Span:
     return Span(DTYPES[name], shape, pointer, number if kind == CUDA else -1, capsule)
 
 
-class Room(Protocol):
+class DescriptionMemory(Protocol):
     """Memory at ``address``, given back with its last reference, unless ``mine`` is False."""
 
     mine: bool
@@ -187,7 +187,7 @@ class Room(Protocol):
         """Where it begins."""
 
 
-class OwnRoom:
+class OwnMemory:
     """Memory that ``free`` of the C library frees. The owner holds nothing of what it describes."""
 
     mine = True
@@ -208,21 +208,21 @@ def to_dlpack(
     shape: tuple[int, ...],
     pointer: int,
     device: int,
-    room: Callable[[int], Room] = OwnRoom,
+    memory: Callable[[int], DescriptionMemory] = OwnMemory,
     release: Any = _free,
 ) -> Any:
     """A DLPack capsule for memory that is borrowed.
 
-    ``room`` gives so many bytes for the description, and ``release`` is the C function that the
+    ``memory`` gives so many bytes for the description, and ``release`` is the C function that the
     consumer ends it with, on any thread and without Python: what keeps the memory mapped belongs to
-    that room, which is the consumer's once there is a capsule. UnsupportedError for types that
+    that memory, which is the consumer's once there is a capsule. UnsupportedError for types that
     DLPack has no code for.
     """
     pair = _CODES.get(dtype.name)
     if pair is None:
         raise UnsupportedError(f"DLPack has no code for {dtype.name}: read .bytes")
     rank = len(shape)
-    held = room(ctypes.sizeof(_Managed) + 16 * rank)
+    held = memory(ctypes.sizeof(_Managed) + 16 * rank)
     block = held.address
     dense = (ctypes.c_int64 * (2 * rank)).from_address(block + ctypes.sizeof(_Managed))
     step = 1

@@ -46,10 +46,10 @@ def walk_weights(model: nn.Module, *, merge: bool = False) -> list[Found]:
     """
     walk = _Walk(merge)
     walk.through(model, "")
-    return _as_in_a_checkpoint(innermost(model), walk.found)
+    return _as_in_a_checkpoint(without_wrappers(model), walk.found)
 
 
-def innermost(model: nn.Module) -> nn.Module:
+def without_wrappers(model: nn.Module) -> nn.Module:
     """The model in all that is around it."""
     while model._modules and (inner := _inside(model, "")) is not None:
         model = inner

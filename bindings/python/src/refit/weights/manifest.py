@@ -32,8 +32,6 @@ __all__ = [
     "to_c",
 ]
 
-_RANK_MAX = 8
-_NO_ALIAS = 0xFFFFFFFF
 
 Tensors: TypeAlias = Mapping[str, Any] | Iterable[tuple[str, Any]]
 """Named tensors: a mapping, or (name, tensor) pairs."""
@@ -223,9 +221,9 @@ def to_c(specs: Iterable[TensorSpec]) -> Any:
     array = (abi.refit_tensor * len(specs))()
     for spec, out in zip(specs, array, strict=True):
         _check_name(spec.name)
-        if len(spec.shape) > _RANK_MAX:
+        if len(spec.shape) > abi.REFIT_RANK_MAX:
             raise InvalidError(
-                f"{spec.name} has {len(spec.shape)} dimensions: {_RANK_MAX} are the most"
+                f"{spec.name} has {len(spec.shape)} dimensions: {abi.REFIT_RANK_MAX} are the most"
             )
         if spec.alias_of is not None and spec.alias_of not in index:
             raise InvalidError(f"{spec.name} is tied to {spec.alias_of!r}, which is not there")
@@ -235,7 +233,7 @@ def to_c(specs: Iterable[TensorSpec]) -> Any:
         out.rank = len(spec.shape)
         out.shape[: out.rank] = spec.shape
         out.bytes = spec.nbytes
-        out.alias_of = _NO_ALIAS if spec.alias_of is None else index[spec.alias_of]
+        out.alias_of = abi.REFIT_NO_ALIAS if spec.alias_of is None else index[spec.alias_of]
     return array
 
 

@@ -350,7 +350,7 @@ class Update(Handle):
                 self._lifetime = Lifetime(self._live)
             return self._lifetime
 
-    def _room(self, nbytes: int) -> Lifetime:
+    def _lifetime_with(self, nbytes: int) -> Lifetime:
         with self._keeping:
             return Lifetime(self._live, nbytes)
 

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-_NO_ALIAS = 0xFFFFFFFF
-
-
 class Entry(NamedTuple):
     """The description of one tensor of a version, and the address of its bytes."""
 
@@ -49,7 +46,7 @@ def entries_of(count: int, tensor: Callable[[int, Any, Any], None]) -> dict[str,
         tensor(index, ctypes.byref(raw), ctypes.byref(place))
         name, shape = raw.name.decode(), tuple(raw.shape[: raw.rank])
         entries[name] = Entry(dtypes.by_number(raw.dtype), shape, place.value or 0, None)
-        if raw.alias_of != _NO_ALIAS:
+        if raw.alias_of != abi.REFIT_NO_ALIAS:
             ties.append((name, raw.alias_of))
     names = tuple(entries)
     for name, original in ties:  # last, since it may be tied to one that comes after it
@@ -72,7 +69,7 @@ class Owner(Protocol):
     def _keep(self) -> Any:
         """An object that keeps its host memory mapped."""
 
-    def _room(self, nbytes: int) -> buffers.Room:
+    def _lifetime_with(self, nbytes: int) -> buffers.DescriptionMemory:
         """A lifetime with so many bytes of the C library's."""
 
 
@@ -94,14 +91,14 @@ _libc = ctypes.CDLL(None)
 _libc.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 release_lifetime = lib.refit_update_release
-"""The C function that gives the room of a ``Lifetime`` back, on any thread."""
+"""The C function that ends a ``Lifetime`` by its address, on any thread."""
 
 
 class Lifetime:
     """Keeps an update's bytes mapped for as long as this object lives.
 
     A view may be left in a variable, and read after its update or its subscriber is closed. It
-    holds a ``Lifetime``, or the room of one, so that it then reads other bytes, and no memory that
+    holds a ``Lifetime``, or its memory, so that it then reads other bytes, and no memory that
     is gone. With ``mine`` set to False the bytes stay mapped until ``release_lifetime`` of its
     ``address``, where ``nbytes`` are for the caller of that.
     """
@@ -115,7 +112,7 @@ class Lifetime:
 
     @property
     def address(self) -> int:
-        """Where its room is."""
+        """Where its memory is."""
         assert self._out is not None
         assert self._out.value is not None
         return self._out.value
@@ -268,7 +265,7 @@ class View:
         if owner._cuda >= 0:
             return buffers.to_dlpack(entry.dtype, self.shape, entry.pointer, owner._cuda)
         return buffers.to_dlpack(
-            entry.dtype, self.shape, entry.pointer, -1, owner._room, release_lifetime
+            entry.dtype, self.shape, entry.pointer, -1, owner._lifetime_with, release_lifetime
         )
 
     def _memory(self, what: str) -> Any:
