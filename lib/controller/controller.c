@@ -37,10 +37,10 @@
 #include "offload/offloader.h"
 
 typedef enum phase {
-    PHASE_CLEAR,
+    PHASE_OFFLOAD,
     PHASE_PUBLISH,
-    PHASE_RETURN,
-    PHASE_JOIN,
+    PHASE_RESTORE,
+    PHASE_WAIT,
     PHASES,
 } phase;
 
@@ -328,7 +328,7 @@ refit_status refit_controller_offload(refit_controller *controller, refit_stream
     if (controller->state == REFIT_TRAINING && is_cleared(controller)) {
         controller->state = REFIT_CLEARED;
     }
-    return count_phase(&controller->cycle, PHASE_CLEAR, began, status);
+    return count_phase(&controller->cycle, PHASE_OFFLOAD, began, status);
 }
 
 /* ---- publish: one version, from begin to commit, from the weights of one call. A version that
@@ -423,14 +423,14 @@ refit_status refit_controller_restore(refit_controller *controller, refit_stream
     if (!is_any_away(controller) && controller->state == REFIT_TRAINING) return REFIT_OK;
     refit_status status = for_members(controller, start_return, after, error);
     if (status == REFIT_OK) controller->state = REFIT_RETURNING;
-    return count_phase(&controller->cycle, PHASE_RETURN, began, status);
+    return count_phase(&controller->cycle, PHASE_RESTORE, began, status);
 }
 
 /* ---- wait */
 
 /* Keeps the future of a joined stream: the next offload reports its end. */
-static refit_status join_states(member *on, refit_stream_ref stream, int64_t deadline,
-                                refit_error *error)
+static refit_status wait_for_states(member *on, refit_stream_ref stream, int64_t deadline,
+                                    refit_error *error)
 {
     if (stream.native != NULL && on->returning != NULL) {
         return refit_future_join(on->returning, stream, error);
@@ -451,7 +451,7 @@ static bool has_left(const member *on)
     }
 }
 
-static refit_status check_join(const refit_controller *controller, refit_error *error)
+static refit_status check_wait(const refit_controller *controller, refit_error *error)
 {
     bool training = controller->state == REFIT_TRAINING;
     RFT_REFUSE_IF(!training && controller->state != REFIT_RETURNING, error, REFIT_ERR_STATE,
@@ -469,11 +469,11 @@ refit_status refit_controller_wait(refit_controller *controller, refit_stream_re
                                    refit_error *error)
 {
     RFT_REFUSE_IF(controller == NULL, error, REFIT_ERR_INVALID, "there is no controller");
-    RFT_TRY(check_join(controller, error));
+    RFT_TRY(check_wait(controller, error));
     if (controller->state == REFIT_TRAINING) return REFIT_OK;
     int64_t began = rft_now();
-    refit_status status = for_members(controller, join_states, stream, error);
-    (void)count_phase(&controller->cycle, PHASE_JOIN, began, status);
+    refit_status status = for_members(controller, wait_for_states, stream, error);
+    (void)count_phase(&controller->cycle, PHASE_WAIT, began, status);
     if (status != REFIT_OK) return status;
     end_cycle(&controller->cycle);
     controller->state = REFIT_TRAINING;
@@ -488,10 +488,10 @@ static void add_cycle(const cycle *on, refit_stats *stats)
     stats->cycle_failures = on->failures;
     stats->cycle_seconds_last = rft_seconds(on->last_seconds_ns);
     stats->cycle_blocked_seconds_last = rft_seconds(on->last_blocked_ns);
-    stats->clear_seconds_last = rft_seconds(on->phases[PHASE_CLEAR]);
-    stats->refit_seconds_last = rft_seconds(on->phases[PHASE_PUBLISH]);
-    stats->return_seconds_last = stats->restore_seconds_last;
-    stats->join_seconds_last = rft_seconds(on->phases[PHASE_JOIN]);
+    stats->cycle_offload_seconds_last = rft_seconds(on->phases[PHASE_OFFLOAD]);
+    stats->cycle_publish_seconds_last = rft_seconds(on->phases[PHASE_PUBLISH]);
+    stats->cycle_restore_seconds_last = stats->restore_seconds_last;
+    stats->cycle_wait_seconds_last = rft_seconds(on->phases[PHASE_WAIT]);
 }
 
 refit_status refit_controller_stats(refit_controller *controller, refit_stats *stats,

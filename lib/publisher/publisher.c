@@ -551,7 +551,7 @@ refit_status rft_publisher_take_host(refit_publisher *publisher, refit_error *er
     if (store->slots[store->writing_slot].buffer != NULL) return REFIT_OK;
     bool fresh = is_fresh(store);
     refit_status status = slot_clear(publisher, store->writing_slot, error);
-    if (status == REFIT_OK && !fresh) status = rft_publisher_bring_down(publisher, error);
+    if (status == REFIT_OK && !fresh) status = rft_publisher_copy_to_host(publisher, error);
     rft_lock(&publisher->lock);
     if (status != REFIT_OK) {
         rft_store_drop_bytes(store);

@@ -72,7 +72,7 @@ void rft_publisher_compare_written(refit_publisher *publisher);
 void rft_publisher_await_copies(refit_publisher *publisher, int64_t deadline);
 /* Copies what is written of the version, and lies on the GPU alone, to its fresh slot of the store.
  */
-refit_status rft_publisher_bring_down(refit_publisher *publisher, refit_error *error);
+refit_status rft_publisher_copy_to_host(refit_publisher *publisher, refit_error *error);
 /* Sums up the page-locked bytes. */
 void rft_publisher_count_pinned(refit_publisher *publisher);
 

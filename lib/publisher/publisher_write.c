@@ -212,8 +212,8 @@ static refit_status finish(const refit_publisher *publisher, rft_copy_queue *cop
 }
 
 /* Copies from host memory (the store's or the caller's) to the GPU's block, and waits. */
-static refit_status carry_up(refit_publisher *publisher, const write_job *job, const void *from,
-                             refit_error *error)
+static refit_status copy_to_gpu(refit_publisher *publisher, const write_job *job, const void *from,
+                                refit_error *error)
 {
     rft_copy_queue **place = &publisher->gpu_copy_queue;
     rft_buffer *buffer = target_buffer(publisher);
@@ -225,8 +225,8 @@ static refit_status carry_up(refit_publisher *publisher, const write_job *job, c
     return finish(publisher, *place, status, error);
 }
 
-static refit_status bring(refit_publisher *publisher, const write_job *job, uint64_t *sum,
-                          bool *digested, refit_error *error)
+static refit_status copy_in(refit_publisher *publisher, const write_job *job, uint64_t *sum,
+                            bool *digested, refit_error *error)
 {
     bool same_gpu = job->block != NULL && is_gpu(publisher, job->device);
     rft_copy_queue **place = same_gpu ? &publisher->gpu_copy_queue : &publisher->copy_queue;
@@ -240,7 +240,7 @@ static refit_status bring(refit_publisher *publisher, const write_job *job, uint
     *digested = rft_copy_queue_digests(*place) || job->image == NULL;
     *sum = rft_copy_queue_sum(*place);
     bool further = job->shared != NULL && !same_gpu;
-    return further ? carry_up(publisher, job, job->image, error) : REFIT_OK;
+    return further ? copy_to_gpu(publisher, job, job->image, error) : REFIT_OK;
 }
 
 /* Whether the tensor lies on its device, and on one that it may be written from. */
@@ -268,7 +268,7 @@ static refit_status write_from_device(refit_publisher *publisher, write_job *job
         RFT_TRY(check_source(publisher, job, error));
         pin_slot(publisher, job->device);
         job->image = rft_store_begin_device_write(publisher->store, job->tensor);
-        RFT_TRY(bring(publisher, job, &sum, &digested, error));
+        RFT_TRY(copy_in(publisher, job, &sum, &digested, error));
     } else {
         rft_publisher_compare_written(publisher);
     }
@@ -299,7 +299,7 @@ static refit_status write_from_host(refit_publisher *publisher, const write_job 
     rft_publisher_compare_written(publisher);
     RFT_TRY(await_stream(publisher, job, error));
     if (job->shared != NULL && job->bytes > 0) {
-        RFT_TRY(carry_up(publisher, job, job->memory, error));
+        RFT_TRY(copy_to_gpu(publisher, job, job->memory, error));
     }
     if (target_buffer(publisher) != NULL) {
         return rft_store_write(store, job->tensor, job->memory, job->bytes, frame_ready, publisher,
@@ -691,7 +691,7 @@ static refit_status bring_down(refit_publisher *publisher, rft_copy_queue *copy_
     return REFIT_OK;
 }
 
-refit_status rft_publisher_bring_down(refit_publisher *publisher, refit_error *error)
+refit_status rft_publisher_copy_to_host(refit_publisher *publisher, refit_error *error)
 {
     rft_copy_queue **place = &publisher->gpu_copy_queue;
     RFT_TRY(get_copy_queue(publisher, publisher->gpu->device, place, error));

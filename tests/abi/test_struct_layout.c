@@ -291,7 +291,7 @@ static const place places[] = {
     {SIZE(refit_stats, 768)},
     {OFFSET(refit_stats, size, 0)},
     {OFFSET(refit_stats, offload_regions, 8)},
-    {OFFSET(refit_stats, join_seconds_last, 400)},
+    {OFFSET(refit_stats, cycle_wait_seconds_last, 400)},
     {OFFSET(refit_stats, host_ready_bytes, 408)},
     {OFFSET(refit_stats, publish_pinned_bytes, 448)},
     {OFFSET(refit_stats, publish_encode_seconds_last, 488)},

@@ -9,7 +9,7 @@ static refit_stats sample(void)
     refit_stats_init(&stats, sizeof stats);
     stats.offload_count = UINT64_MAX;
     stats.offload_seconds_last = 1.25;
-    stats.join_seconds_last = 1234567.000000001;
+    stats.cycle_wait_seconds_last = 1234567.000000001;
     return stats;
 }
 
@@ -29,7 +29,7 @@ TEST(every_figure_is_in_the_json_once)
 #undef CHECK_FIGURE
     assert_non_null(strstr(text, "\"offload_count\":18446744073709551615,"));
     assert_non_null(strstr(text, "\"offload_seconds_last\":1.250000000,"));
-    assert_non_null(strstr(text, "\"join_seconds_last\":1234567.000000001,"));
+    assert_non_null(strstr(text, "\"cycle_wait_seconds_last\":1234567.000000001,"));
     assert_int_equal(text[strlen(text) - 1], '}');
 }
 
@@ -117,7 +117,7 @@ TEST(figures_of_two_objects_are_merged)
     assert_true(one.offload_seconds_last == 1.5);
     assert_true(one.offload_blocked_seconds_last == 1.0);
     assert_true(one.host_pin_seconds == 2.25);
-    assert_true(one.join_seconds_last == 1234567.000000001);
+    assert_true(one.cycle_wait_seconds_last == 1234567.000000001);
     refit_stats_merge(&one, NULL);
     refit_stats_merge(NULL, &other);
     assert_int_equal(one.offload_count, 7);

@@ -21,6 +21,12 @@
 #define REFIT_HOME_DEVICE       REFIT_PLACEMENT_DEVICE
 #define REFIT_HOME_HOST         REFIT_PLACEMENT_HOST
 
+/* refit/stats.h */
+#define clear_seconds_last  cycle_offload_seconds_last
+#define refit_seconds_last  cycle_publish_seconds_last
+#define return_seconds_last cycle_restore_seconds_last
+#define join_seconds_last   cycle_wait_seconds_last
+
 /* refit/broadcast.h */
 #define refit_update_keep   refit_update_retain
 #define refit_update_unkeep refit_update_release

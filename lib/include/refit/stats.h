@@ -62,12 +62,13 @@ extern "C" {
     X(f64, receive_stage_seconds_last, gauge, "subscriber: from offer to staged")                  \
     X(u64, cycles, counter, "refit cycles completed")                                              \
     X(u64, cycle_failures, counter, "refit cycles in which a phase failed")                        \
-    X(f64, cycle_seconds_last, gauge, "last cycle, clear to join")                                 \
+    X(f64, cycle_seconds_last, gauge, "last cycle, offload to wait")                               \
     X(f64, cycle_blocked_seconds_last, gauge, "last cycle, time the caller waited")                \
-    X(f64, clear_seconds_last, gauge, "last cycle: states off the device and memory given back")   \
-    X(f64, refit_seconds_last, gauge, "last cycle: publish and commit")                            \
-    X(f64, return_seconds_last, gauge, "last cycle: from return to the last byte back")            \
-    X(f64, join_seconds_last, gauge, "last cycle: time join waited for the bytes")                 \
+    X(f64, cycle_offload_seconds_last, gauge,                                                      \
+      "last cycle: states off the device and memory given back")                                   \
+    X(f64, cycle_publish_seconds_last, gauge, "last cycle: publish and commit")                    \
+    X(f64, cycle_restore_seconds_last, gauge, "last cycle: from restore to the last byte back")    \
+    X(f64, cycle_wait_seconds_last, gauge, "last cycle: time wait waited for the bytes")           \
     X(u64, host_ready_bytes, gauge, "of host_bytes, ready for copies: less while they are taken")  \
     X(u64, workers_gpu, gauge, "workers subscribed now that read the memory of their GPU")         \
     X(u64, publish_shm_bytes_total, counter, "bytes that workers took from shared memory")         \
