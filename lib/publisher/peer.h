@@ -40,7 +40,9 @@ typedef struct rft_task {
     uint32_t cursor; /* how many of the ready frames it has been sent */
     uint32_t resend[RFT_RESEND_ROOM];
     uint32_t resend_count;
-    uint64_t resent; /* frames that it asked for again so far */
+    uint64_t resent;       /* frames that it asked for again so far */
+    uint32_t pieces_sent;  /* sequence of the last PIECES; 0: it comes as a whole */
+    uint32_t pieces_taken; /* it reads no more of them up to this one */
 } rft_task;
 
 /* A version whose slot a worker's user may be reading; 0: none. */
@@ -58,6 +60,7 @@ typedef struct rft_peer {
     bool subscribed; /* it has sent JOIN */
     bool shm;        /* it has proved that it shares memory */
     bool gpu;        /* it has proved the same, and is on the publisher's GPU */
+    bool pieces;     /* it takes versions piece by piece */
     bool named_gpu;  /* it said which GPU it is on: `uuid` */
     unsigned char uuid[RFT_UUID_BYTES];
     bool delta;      /* it takes sparse blocks */

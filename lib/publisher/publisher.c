@@ -147,6 +147,7 @@ static void memory_close(refit_publisher *publisher, int64_t deadline)
                 "unmapped it",
                 left);
     }
+    rft_publisher_end_streaming(publisher);
     rft_store_close(publisher->store);
     report_left(rft_retire_list_close(&publisher->retired, deadline));
 }
@@ -457,6 +458,27 @@ static refit_status check_begin(refit_publisher *publisher, refit_error *error)
     return REFIT_OK;
 }
 
+refit_status rft_publisher_await_taken(refit_publisher *publisher, uint32_t sequence,
+                                       refit_error *error)
+{
+    rft_server *server = &publisher->server;
+    int64_t deadline = rft_deadline(publisher->config.broadcast_stage_timeout_ms);
+    rft_lock(&publisher->lock);
+    bool cancelled = take_cancel(publisher);
+    bool taken = rft_transaction_pieces_taken(server, sequence);
+    while (!cancelled && !taken && rft_ms_until(deadline) > 0) {
+        (void)rft_cond_wait(&publisher->changed, &publisher->lock, deadline);
+        cancelled = take_cancel(publisher);
+        taken = rft_transaction_pieces_taken(server, sequence);
+    }
+    if (!cancelled && !taken) rft_transaction_evict_slow(server, sequence, rft_now());
+    rft_unlock(&publisher->lock);
+    if (!cancelled && !taken) rft_wake_fd_set(publisher->wake);
+    RFT_REFUSE_IF(cancelled, error, REFIT_ERR_CANCELLED,
+                  "refit_publisher_cancel ended the wait for workers that copy the version");
+    return REFIT_OK;
+}
+
 /* Waits until no worker reads the slot that comes next, and evicts those that do not let go. Called
  * with the lock held. */
 static refit_status await_readers(refit_publisher *publisher, int64_t deadline, refit_error *error)
@@ -549,6 +571,10 @@ refit_status rft_publisher_take_host(refit_publisher *publisher, refit_error *er
 {
     rft_store *store = publisher->store;
     if (store->slots[store->writing_slot].buffer != NULL) return REFIT_OK;
+    RFT_REFUSE_IF(
+        publisher->ring.on, error, REFIT_ERR_UNSUPPORTED,
+        "the version is sent piece by piece from the GPU's memory, and is not kept there: "
+        "it cannot be brought to the host");
     bool fresh = is_fresh(store);
     refit_status status = slot_clear(publisher, store->writing_slot, error);
     if (status == REFIT_OK && !fresh) status = rft_publisher_copy_to_host(publisher, error);
@@ -575,13 +601,32 @@ static refit_status leave_gpu(refit_publisher *publisher, refit_error *error)
     return REFIT_OK;
 }
 
+/* Where a version has no room on the GPU as a whole, it leaves through what there is. With
+ * broadcast.gpu: store it is to be kept. Why not is said with the reason that is there. */
+static refit_status stream(refit_publisher *publisher, refit_error *why)
+{
+    refit_error obstacle;
+    refit_status before = (refit_status)why->status;
+    if (publisher->config.broadcast_gpu == REFIT_GPU_STORE) return before;
+    refit_status status = rft_publisher_stream(publisher, &obstacle);
+    if (status == REFIT_OK) publisher->outgrown = false;
+    if (status == REFIT_OK || publisher->ring.on) {
+        *why = obstacle;
+        return status;
+    }
+    rft_log(REFIT_LOG_INFO, "the version is not sent piece by piece: %s", obstacle.text);
+    return before;
+}
+
 refit_status rft_publisher_grow_block(refit_publisher *publisher, uint64_t bytes,
                                       refit_error *error)
 {
     refit_error why;
     refit_status status = gpu_grow(publisher, bytes, &why);
+    if (status == REFIT_ERR_DEVICE_MEMORY) status = stream(publisher, &why);
     count_bytes(publisher);
     if (status == REFIT_OK) return REFIT_OK;
+    if (publisher->ring.on) return rft_fail_sub(error, status, why.subsystem, "%s", why.text);
     RFT_TRY(go_another_way(publisher, status, &why, error));
     return leave_gpu(publisher, error);
 }
@@ -599,6 +644,7 @@ refit_status refit_publisher_begin(refit_publisher *publisher, uint64_t version,
     if (!prepared) return status;
 
     uint32_t slot = rft_store_target(publisher->store);
+    rft_publisher_end_streaming(publisher); /* of the version before */
     if (status == REFIT_OK) status = place_clear(publisher, slot, error);
     rft_lock(&publisher->lock);
     if (status == REFIT_OK) status = check_begin(publisher, error);
@@ -707,6 +753,7 @@ refit_status refit_publisher_commit(refit_publisher *publisher, refit_error *err
     RFT_REFUSE_IF(publisher == NULL, error, REFIT_ERR_INVALID, "commit needs a publisher");
     RFT_TRY(rft_publisher_check_writing(publisher, "commit", error));
     rft_publisher_compare_written(publisher);
+    RFT_TRY(rft_publisher_flush_ring(publisher, error));
     rft_lock(&publisher->lock);
     /* With no worker to wait for, seal commits: no frame may be made while slots change roles. */
     await_sending(publisher);

@@ -26,6 +26,41 @@ typedef struct rft_to_compare {
     uint64_t sums[RFT_DIGEST_BATCH_MOST];
 } rft_to_compare;
 
+/* A part of the GPU's memory that pieces are copied through. */
+typedef struct rft_bucket {
+    unsigned char *memory;
+    uint64_t bytes;
+    uint64_t used;     /* by pieces that are not announced yet */
+    uint32_t chunk;    /* of the block, with the next one */
+    uint64_t offset;   /* in it */
+    uint32_t sequence; /* of the PIECES that workers may still read there; 0: none do */
+} rft_bucket;
+
+/* One of those that are on the stream. */
+typedef struct rft_ring_piece {
+    uint32_t tensor;
+    bool last; /* of the tensor, which the store does not have yet */
+} rft_ring_piece;
+
+/* With what was announced before the first bucket, no more than a worker keeps apart
+ * (RFT_PIECES_MOST). */
+#define RFT_BUCKETS_MOST 7u
+
+/* publisher_ring.c. {0}: the version is not streamed. */
+typedef struct rft_ring {
+    bool on;
+    bool broken; /* a write failed: the version can only be aborted */
+    rft_bucket buckets[RFT_BUCKETS_MOST];
+    uint32_t bucket_count;
+    uint32_t current;  /* is being filled */
+    uint32_t sequence; /* of the last PIECES */
+    rft_bytes pieces;  /* of the next one */
+    rft_bytes areas;
+    uint64_t *sums; /* owned; per tensor: of its pieces so far */
+    rft_ring_piece batch[RFT_DIGEST_BATCH_MOST];
+    uint32_t batch_count;
+} rft_ring;
+
 struct refit_publisher {
     refit_config config;
     rft_segment probe;
@@ -57,6 +92,7 @@ struct refit_publisher {
     rft_copy_queue *copy_queue;     /* of the device that was written from last; NULL: of none */
     rft_copy_queue *gpu_copy_queue; /* of the GPU of `gpu`; NULL: none */
     rft_to_compare to_compare;
+    rft_ring ring;
     bool outgrown; /* nothing of the last version was lent, and it was too much for the GPU: the
                       next one begins on the host */
 };
@@ -76,7 +112,42 @@ refit_status rft_publisher_copy_to_host(refit_publisher *publisher, refit_error 
 /* Sums up the page-locked bytes. */
 void rft_publisher_count_pinned(refit_publisher *publisher);
 
+/* Whether it is the GPU that versions are shown on; its copy queue, idle. */
+bool rft_publisher_is_gpu(const refit_publisher *publisher, refit_device *device);
+refit_status rft_publisher_gpu_queue(refit_publisher *publisher, rft_copy_queue **out,
+                                     refit_error *error);
+/* The queue copies to where the version is written. */
+void rft_publisher_hold(refit_publisher *publisher, rft_copy_queue *queue);
+/* Waits until the work that the caller has put on the stream is done. */
+refit_status rft_publisher_await_stream(const refit_publisher *publisher, refit_device *device,
+                                        refit_stream_ref after, refit_error *error);
+/* The tensor is written, with this sum. */
+void rft_publisher_note_written(refit_publisher *publisher, uint32_t tensor, uint64_t sum);
+/* Copies a tensor from host memory to the store. */
+refit_status rft_publisher_write_to_store(refit_publisher *publisher, const refit_weight *weight,
+                                          refit_error *error);
+
+/* ---- publisher_ring.c */
+
+/* The version under way is streamed from now on. REFIT_ERR_UNSUPPORTED: a worker, or the GPU,
+ * cannot; REFIT_ERR_DEVICE_MEMORY, REFIT_ERR_HOST_MEMORY, those of a copy queue. It goes another
+ * way then, unless `ring.on`: then it is lost. */
+refit_status rft_publisher_stream(refit_publisher *publisher, refit_error *error);
+/* Writes tensors that were checked. As refit_publisher_write_all; also REFIT_ERR_CANCELLED. */
+refit_status rft_publisher_write_ring(refit_publisher *publisher, const refit_weight *weights,
+                                      uint32_t count, refit_device *device, refit_stream_ref after,
+                                      refit_error *error);
+/* All tensors are written: the last pieces are announced. REFIT_ERR_HOST_MEMORY. */
+refit_status rft_publisher_flush_ring(refit_publisher *publisher, refit_error *error);
+/* The version is over. */
+void rft_publisher_end_streaming(refit_publisher *publisher);
+
 /* ---- publisher.c */
+
+/* Waits until no worker reads pieces up to this sequence; evicts those that do not take them
+ * within broadcast.stage_timeout_ms. REFIT_ERR_CANCELLED. */
+refit_status rft_publisher_await_taken(refit_publisher *publisher, uint32_t sequence,
+                                       refit_error *error);
 
 /* How many bytes more the block of the version may have. */
 uint64_t rft_publisher_block_room(const refit_publisher *publisher);

@@ -123,11 +123,26 @@ static refit_status get_copy_queue(const refit_publisher *publisher, refit_devic
     return rft_copy_queue_open(device, &publisher->config, place, error);
 }
 
-/* Whether it is the GPU that versions are shown on. */
-static bool is_gpu(const refit_publisher *publisher, refit_device *device)
+bool rft_publisher_is_gpu(const refit_publisher *publisher, refit_device *device)
 {
     rft_device_caps caps = rft_device_get_caps(device);
     return publisher->gpu != NULL && rft_uuid_equal(caps.uuid, publisher->gpu->probe_share.uuid);
+}
+
+refit_status rft_publisher_gpu_queue(refit_publisher *publisher, rft_copy_queue **out,
+                                     refit_error *error)
+{
+    RFT_TRY(get_copy_queue(publisher, publisher->gpu->device, &publisher->gpu_copy_queue, error));
+    *out = publisher->gpu_copy_queue;
+    return REFIT_OK;
+}
+
+void rft_publisher_hold(refit_publisher *publisher, rft_copy_queue *queue)
+{
+    rft_buffer *buffer = target_buffer(publisher);
+    rft_gpu_block *block = rft_gpu_store_writing(publisher->gpu);
+    if (buffer != NULL) rft_copy_queue_hold(queue, &buffer->pending);
+    if (block != NULL) rft_copy_queue_hold(queue, &block->pending);
 }
 
 void rft_publisher_await_copies(refit_publisher *publisher, int64_t deadline)
@@ -228,7 +243,7 @@ static refit_status copy_to_gpu(refit_publisher *publisher, const write_job *job
 static refit_status copy_in(refit_publisher *publisher, const write_job *job, uint64_t *sum,
                             bool *digested, refit_error *error)
 {
-    bool same_gpu = job->block != NULL && is_gpu(publisher, job->device);
+    bool same_gpu = job->block != NULL && rft_publisher_is_gpu(publisher, job->device);
     rft_copy_queue **place = same_gpu ? &publisher->gpu_copy_queue : &publisher->copy_queue;
     rft_buffer *buffer = target_buffer(publisher);
     RFT_TRY(get_copy_queue(publisher, job->device, place, error));
@@ -249,7 +264,8 @@ static refit_status check_source(const refit_publisher *publisher, const write_j
 {
     char theirs[RFT_UUID_TEXT_BYTES], ours[RFT_UUID_TEXT_BYTES];
     RFT_TRY(rft_device_memory_check(job->device, job->memory, job->bytes, NULL, error));
-    if (target_buffer(publisher) != NULL || is_gpu(publisher, job->device)) return REFIT_OK;
+    if (target_buffer(publisher) != NULL || rft_publisher_is_gpu(publisher, job->device))
+        return REFIT_OK;
     rft_uuid_print(rft_device_get_caps(job->device).uuid, theirs);
     rft_uuid_print(publisher->gpu->probe_share.uuid, ours);
     return rft_fail(
@@ -282,32 +298,40 @@ static refit_status write_from_device(refit_publisher *publisher, write_job *job
 
 /* ---- From the host */
 
-/* Waits until the work that the caller has put on the stream is done. */
-static refit_status await_stream(const refit_publisher *publisher, const write_job *job,
-                                 refit_error *error)
+refit_status rft_publisher_await_stream(const refit_publisher *publisher, refit_device *device,
+                                        refit_stream_ref after, refit_error *error)
 {
-    if (job->after.native == NULL) return REFIT_OK;
-    RFT_REFUSE_IF(job->device == NULL, error, REFIT_ERR_INVALID, "a stream needs its device");
-    return refit_stream_wait(job->device, job->after, publisher->config.broadcast_stage_timeout_ms,
-                             error);
+    if (after.native == NULL) return REFIT_OK;
+    RFT_REFUSE_IF(device == NULL, error, REFIT_ERR_INVALID, "a stream needs its device");
+    return refit_stream_wait(device, after, publisher->config.broadcast_stage_timeout_ms, error);
+}
+
+void rft_publisher_note_written(refit_publisher *publisher, uint32_t tensor, uint64_t sum)
+{
+    rft_store_end_device_write(publisher->store, tensor);
+    rft_store_compare(publisher->store, tensor, &sum, frame_ready, publisher);
+}
+
+refit_status rft_publisher_write_to_store(refit_publisher *publisher, const refit_weight *weight,
+                                          refit_error *error)
+{
+    return rft_store_write(publisher->store, weight->tensor, weight->memory, weight->bytes,
+                           frame_ready, publisher, error);
 }
 
 static refit_status write_from_host(refit_publisher *publisher, const write_job *job,
                                     refit_error *error)
 {
-    rft_store *store = publisher->store;
     rft_publisher_compare_written(publisher);
-    RFT_TRY(await_stream(publisher, job, error));
+    RFT_TRY(rft_publisher_await_stream(publisher, job->device, job->after, error));
     if (job->shared != NULL && job->bytes > 0) {
         RFT_TRY(copy_to_gpu(publisher, job, job->memory, error));
     }
     if (target_buffer(publisher) != NULL) {
-        return rft_store_write(store, job->tensor, job->memory, job->bytes, frame_ready, publisher,
-                               error);
+        const refit_weight weight = {job->tensor, job->memory, job->bytes};
+        return rft_publisher_write_to_store(publisher, &weight, error);
     }
-    uint64_t sum = rft_digest_part(job->memory, job->bytes, 0);
-    rft_store_end_device_write(store, job->tensor);
-    rft_store_compare(store, job->tensor, &sum, frame_ready, publisher);
+    rft_publisher_note_written(publisher, job->tensor, rft_digest_part(job->memory, job->bytes, 0));
     return REFIT_OK;
 }
 
@@ -336,8 +360,9 @@ static bool is_from_device(const write_list *list)
 static refit_status prepare_source(refit_publisher *publisher, const write_list *list,
                                    refit_error *error)
 {
-    if (rft_gpu_store_writing(publisher->gpu) == NULL || !is_from_device(list)) return REFIT_OK;
-    bool direct = is_gpu(publisher, list->device);
+    bool here = rft_gpu_store_writing(publisher->gpu) != NULL && !publisher->ring.on;
+    if (!here || !is_from_device(list)) return REFIT_OK;
+    bool direct = rft_publisher_is_gpu(publisher, list->device);
     if (direct || publisher->config.broadcast_gpu == REFIT_GPU_REQUIRE) return REFIT_OK;
     return rft_publisher_take_host(publisher, error);
 }
@@ -361,7 +386,7 @@ static refit_status lend_list(refit_publisher *publisher, const write_list *list
                               refit_error *error)
 {
     bool lends = list->stays && publisher->config.broadcast_gpu != REFIT_GPU_STORE &&
-                 list->device != NULL && is_gpu(publisher, list->device);
+                 list->device != NULL && rft_publisher_is_gpu(publisher, list->device);
     *all = true;
     for (uint32_t i = 0; i < list->count; i++) {
         bool lent = false;
@@ -417,12 +442,12 @@ static refit_status place_list(refit_publisher *publisher, const write_list *lis
 {
     bool all;
     uint32_t reached = 0;
-    if (rft_gpu_store_writing(publisher->gpu) == NULL) return REFIT_OK;
+    if (rft_gpu_store_writing(publisher->gpu) == NULL || publisher->ring.on) return REFIT_OK;
     RFT_TRY(lend_list(publisher, list, &all, error));
     if (all || reserve_list(publisher, list, &reached)) return REFIT_OK;
     RFT_TRY(rft_publisher_grow_block(publisher, growth(publisher, list, reached), error));
-    bool left = rft_gpu_store_writing(publisher->gpu) == NULL;
-    if (!left) (void)reserve_list(publisher, list, &reached);
+    bool placed = rft_gpu_store_writing(publisher->gpu) != NULL && !publisher->ring.on;
+    if (placed) (void)reserve_list(publisher, list, &reached);
     return REFIT_OK;
 }
 
@@ -472,7 +497,9 @@ refit_status refit_publisher_write(refit_publisher *publisher, uint32_t tensor, 
     const write_list list = {&weight, 1, device, after, false};
     RFT_TRY(prepare_source(publisher, &list, error));
     RFT_TRY(place_list(publisher, &list, error));
-    refit_status status = write_one(publisher, &weight, device, after, error);
+    refit_status status =
+        publisher->ring.on ? rft_publisher_write_ring(publisher, &weight, 1, device, after, error)
+                           : write_one(publisher, &weight, device, after, error);
     count_seconds(publisher, began);
     return status;
 }
@@ -588,7 +615,7 @@ static refit_status issue_one(refit_publisher *publisher, const batch *on, uint3
                                     &on->buffer->pinning, error));
     }
     return rft_copy_queue_batch_add(on->copy_queue, index, job.shared, weight->memory,
-                                    weight->bytes, error);
+                                    weight->bytes, 0, error);
 }
 
 static refit_status issue_all(refit_publisher *publisher, const batch *on, const write_list *list,
@@ -655,7 +682,7 @@ static bool can_batch(refit_publisher *publisher, const write_list *list, bool s
 static refit_status write_batches(refit_publisher *publisher, const write_list *list,
                                   refit_error *error)
 {
-    bool same_gpu = is_gpu(publisher, list->device);
+    bool same_gpu = rft_publisher_is_gpu(publisher, list->device);
     rft_gpu_block *block = rft_gpu_store_writing(publisher->gpu);
     if (block != NULL && !same_gpu) return write_singly(publisher, list, 0, error);
     pin_slot(publisher, list->device);
@@ -714,8 +741,11 @@ static refit_status write_list_all(refit_publisher *publisher, const write_list 
     int64_t began = rft_now();
     RFT_TRY(place_list(publisher, list, error));
     bool batches = is_from_device(list) && rft_device_get_caps(list->device).digests;
-    refit_status status =
-        batches ? write_batches(publisher, list, error) : write_singly(publisher, list, 0, error);
+    refit_status status = publisher->ring.on
+                              ? rft_publisher_write_ring(publisher, list->weights, list->count,
+                                                         list->device, list->after, error)
+                          : batches ? write_batches(publisher, list, error)
+                                    : write_singly(publisher, list, 0, error);
     count_seconds(publisher, began);
     return status;
 }

@@ -545,6 +545,7 @@ static void answer_join(rft_server *server, rft_peer *peer, const rft_message *m
     peer->subscribed = true;
     peer->shm = message->as.join.shm;
     peer->gpu = message->as.join.gpu;
+    peer->pieces = message->as.join.pieces;
     peer->path = rft_server_path(server, peer, 0);
     if (peer->gpu) peer->path = REFIT_PATH_CUDA_IPC;
     rft_log(REFIT_LOG_INFO, "worker %s joins through %s%s%s%s%s", peer->name,
@@ -731,6 +732,20 @@ static void answer_released(rft_server *server, rft_peer *peer, const rft_messag
     rft_peer_take_back(peer, message->as.commit.version);
 }
 
+/* Of an offer that has ended, perhaps: then it means nothing. */
+static void answer_taken(rft_server *server, rft_peer *peer, const rft_message *message,
+                         int64_t now)
+{
+    (void)now;
+    uint32_t sequence = message->as.taken.sequence;
+    if (!is_task(peer, message->as.taken.version)) return;
+    if (sequence > peer->task.pieces_sent) {
+        break_off(server, peer, REFIT_ERR_PROTOCOL, "it took pieces that it was not sent");
+        return;
+    }
+    if (sequence > peer->task.pieces_taken) peer->task.pieces_taken = sequence;
+}
+
 /* Its base is not there after all, or is not the committed one, for example because the caller
  * wrote into it. A difference in a block that travels as the same is only found by the digests at
  * the end: CORRUPT. */
@@ -829,15 +844,11 @@ typedef void (*answer_fn)(rft_server *server, rft_peer *peer, const rft_message 
 
 /* Only from a subscribed worker, except for JOIN, BEAT and BYE. NULL: a worker never sends it. */
 static const answer_fn answers[RFT_MESSAGE_KINDS] = {
-    [RFT_JOIN] = answer_join,
-    [RFT_PULL] = answer_pull,
-    [RFT_RESEND] = answer_resend,
-    [RFT_STAGED] = answer_staged,
-    [RFT_COMMITTED] = answer_committed,
-    [RFT_RELEASED] = answer_released,
-    [RFT_FAILED] = answer_failed,
-    [RFT_BEAT] = answer_beat,
-    [RFT_BYE] = answer_bye,
+    [RFT_JOIN] = answer_join,           [RFT_PULL] = answer_pull,
+    [RFT_RESEND] = answer_resend,       [RFT_STAGED] = answer_staged,
+    [RFT_COMMITTED] = answer_committed, [RFT_RELEASED] = answer_released,
+    [RFT_TAKEN] = answer_taken,         [RFT_FAILED] = answer_failed,
+    [RFT_BEAT] = answer_beat,           [RFT_BYE] = answer_bye,
 };
 
 static void answer_unknown_peer(rft_server *server, const rft_peer_id *from,

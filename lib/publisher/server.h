@@ -185,6 +185,17 @@ bool rft_transaction_wants_host(const rft_server *server);
 /* It has bytes on the host now, and such members are offered it; or it could not be brought there,
  * and they fail. */
 void rft_transaction_serve_host(rft_server *server, const refit_error *failure, int64_t now);
+/* ---- One that leaves the GPU's memory piece by piece */
+
+/* Whether every worker that takes the version from the GPU's memory can take it piece by piece. */
+bool rft_transaction_may_stream(const rft_server *server);
+/* Sends PIECES to those workers. */
+void rft_transaction_send_pieces(rft_server *server, const rft_message *pieces);
+/* Whether none of them reads pieces up to this sequence any more. */
+bool rft_transaction_pieces_taken(const rft_server *server, uint32_t sequence);
+/* Evicts those that do. */
+void rft_transaction_evict_slow(rft_server *server, uint32_t sequence, int64_t now);
+
 /* The version has ended, and its tensors are the trainer's again: a worker that has not read it
  * gets it from the host, or not any more. */
 void rft_transaction_end_lending(rft_server *server, int64_t now);

@@ -158,7 +158,7 @@ static void send_lend(rft_server *server, rft_peer *peer, const rft_version_dige
 
 void rft_server_send_seal(rft_server *server, rft_peer *peer)
 {
-    if (peer->task.path == REFIT_PATH_CUDA_IPC)
+    if (peer->task.path == REFIT_PATH_CUDA_IPC && peer->task.pieces_sent == 0)
         send_lend(server, peer, rft_store_served(server->store));
     send_sums(server, peer, &server->seal, rft_store_served(server->store));
 }
@@ -197,7 +197,9 @@ void rft_server_send_abort(rft_server *server, rft_peer *peer, uint64_t version,
 refit_path rft_server_path(const rft_server *server, const rft_peer *peer, uint64_t version)
 {
     const rft_store *store = server->store;
-    if (peer->gpu && rft_gpu_store_find(server->gpu, version) != NULL) return REFIT_PATH_CUDA_IPC;
+    bool on_gpu = rft_gpu_store_find(server->gpu, version) != NULL &&
+                  !rft_gpu_store_is_streamed(server->gpu, version);
+    if (peer->gpu && on_gpu) return REFIT_PATH_CUDA_IPC;
     if (version != 0 && !rft_store_served_slot(store)->hosted) return REFIT_PATH_NONE;
     return peer->shm && (store == NULL || store->shared) ? REFIT_PATH_SHM : REFIT_PATH_SOCKET;
 }

@@ -266,6 +266,67 @@ void rft_transaction_leave_gpu(rft_server *server, int64_t now)
     offer_rest(server, now);
 }
 
+/* ---- Piece by piece */
+
+/* Whether the worker is offered the version under way in the GPU's memory. */
+static bool takes_from_gpu(const rft_server *server, const rft_peer *peer)
+{
+    return peer->task.version == server->transaction.version &&
+           peer->task.path == REFIT_PATH_CUDA_IPC && peer->task.stage == RFT_STAGE_OFFERED;
+}
+
+bool rft_transaction_may_stream(const rft_server *server)
+{
+    for (uint32_t i = 0; i < server->peers.count; i++) {
+        const rft_peer *peer = server->peers.live[i];
+        if (takes_from_gpu(server, peer) && !peer->pieces) return false;
+    }
+    return true;
+}
+
+void rft_transaction_send_pieces(rft_server *server, const rft_message *pieces)
+{
+    uint32_t sequence = pieces->as.pieces.sequence;
+    for (uint32_t i = 0; i < server->peers.count; i++) {
+        rft_peer *peer = server->peers.live[i];
+        if (!takes_from_gpu(server, peer) || peer->task.pieces_sent != sequence - 1) continue;
+        peer->task.pieces_sent = sequence;
+        (void)rft_server_send(server, peer, pieces);
+    }
+}
+
+static bool still_reads(const rft_server *server, const rft_peer *peer, uint32_t sequence)
+{
+    return takes_from_gpu(server, peer) && peer->task.pieces_sent >= sequence &&
+           peer->task.pieces_taken < sequence;
+}
+
+bool rft_transaction_pieces_taken(const rft_server *server, uint32_t sequence)
+{
+    for (uint32_t i = 0; i < server->peers.count; i++) {
+        if (still_reads(server, server->peers.live[i], sequence)) return false;
+    }
+    return true;
+}
+
+void rft_transaction_evict_slow(rft_server *server, uint32_t sequence, int64_t now)
+{
+    char reason[RFT_SENTENCE_BYTES];
+    snprintf(reason, sizeof reason, "it had not copied its pieces of version %" PRIu64 " in time",
+             server->transaction.version);
+    for (uint32_t i = 0; i < server->peers.count;) {
+        rft_peer *peer = server->peers.live[i];
+        if (still_reads(server, peer, sequence)) {
+            rft_server_evict(server, peer, REFIT_ERR_TIMEOUT, reason);
+        } else {
+            i++;
+        }
+    }
+    rft_transaction_evaluate(server, now);
+}
+
+/* ---- To the host after all */
+
 bool rft_transaction_wants_host(const rft_server *server)
 {
     if (server->transaction.state != RFT_TRANSACTION_STAGING) return false;

@@ -307,9 +307,10 @@ refit_status rft_copy_queue_batch_begin(rft_copy_queue *queue, refit_error *erro
 }
 
 refit_status rft_copy_queue_batch_add(rft_copy_queue *queue, uint32_t index, void *to,
-                                      const void *from, uint64_t bytes, refit_error *error)
+                                      const void *from, uint64_t bytes, uint64_t offset,
+                                      refit_error *error)
 {
-    return rft_device_digest_copy(queue->device, queue->stream, to, from, bytes, 0,
+    return rft_device_digest_copy(queue->device, queue->stream, to, from, bytes, offset,
                                   digest_batch_sum(&queue->batch, index), error);
 }
 

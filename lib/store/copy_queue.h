@@ -50,12 +50,14 @@ uint64_t rft_copy_queue_sum(const rft_copy_queue *queue);
 
 /* Up to RFT_DIGEST_BATCH_MOST digests without a wait for each, on a device that takes them itself.
  * open takes the room for them, once; begin makes them zero; add reads memory that was checked, and
- * copies it to `to`, within the device, on the way (NULL: does not); end brings the first `count`
- * to the host. What sums gives is good after a wait, until the next begin. */
+ * copies it to `to`, within the device, on the way (NULL: does not), and `offset` is as in
+ * rft_copy_queue_digest; end brings the first `count` to the host. What sums gives is good after a
+ * wait, until the next begin. */
 refit_status rft_copy_queue_batch_open(rft_copy_queue *queue, refit_error *error);
 refit_status rft_copy_queue_batch_begin(rft_copy_queue *queue, refit_error *error);
 refit_status rft_copy_queue_batch_add(rft_copy_queue *queue, uint32_t index, void *to,
-                                      const void *from, uint64_t bytes, refit_error *error);
+                                      const void *from, uint64_t bytes, uint64_t offset,
+                                      refit_error *error);
 refit_status rft_copy_queue_batch_end(rft_copy_queue *queue, uint32_t count, refit_error *error);
 const uint64_t *rft_copy_queue_batch_sums(const rft_copy_queue *queue);
 

@@ -15,7 +15,6 @@
 #include "base/checked.h"
 #include "base/clock.h"
 #include "base/log.h"
-#include "wire/message.h"
 
 #define PROBE_BYTES 512u
 
@@ -178,11 +177,25 @@ static bool is_usable(rft_gpu_block *block)
            !has_unused(block);
 }
 
+/* The block of another slot whose version is over, as one that was streamed is. */
+static void take_idle_block(rft_gpu_store *store, uint32_t slot)
+{
+    for (uint32_t i = 0; i < RFT_SLOTS_MOST; i++) {
+        rft_gpu_slot *other = &store->slots[i];
+        bool idle = i != slot && other->block != NULL && other->version == 0;
+        if (!idle || !is_usable(other->block)) continue;
+        store->slots[slot].block = other->block;
+        other->block = NULL;
+        return;
+    }
+}
+
 refit_status rft_gpu_store_clear(rft_gpu_store *store, uint32_t slot, refit_error *error)
 {
     rft_gpu_slot *place = &store->slots[slot];
     (void)rft_gpu_store_sweep(store);
     place->version = 0;
+    if (place->block == NULL) take_idle_block(store, slot);
     if (place->block == NULL || !is_usable(place->block)) {
         retire(store, place);
         (void)rft_gpu_store_sweep(store);
@@ -192,6 +205,14 @@ refit_status rft_gpu_store_clear(rft_gpu_store *store, uint32_t slot, refit_erro
     for (uint32_t i = 0; i < place->block->chunk_count; i++)
         place->block->chunks[i].used = 0;
     return REFIT_OK;
+}
+
+static const rft_gpu_slot *slot_of(const rft_gpu_store *store, uint64_t version)
+{
+    for (uint32_t i = 0; store != NULL && version != 0 && i < RFT_SLOTS_MOST; i++) {
+        if (store->slots[i].version == version) return &store->slots[i];
+    }
+    return NULL;
 }
 
 /* ---- A version */
@@ -217,6 +238,7 @@ refit_status rft_gpu_store_begin(rft_gpu_store *store, uint32_t slot, uint64_t v
     RFT_TRY(places_reset(place, manifest->originals, error));
     place->version = version;
     place->lends = false;
+    place->streamed = false;
     store->writing = slot;
     return REFIT_OK;
 }
@@ -256,7 +278,7 @@ refit_status rft_gpu_store_grow(rft_gpu_store *store, uint64_t bytes, refit_erro
 static void note_used(rft_gpu_store *store)
 {
     rft_gpu_slot *slot = &store->slots[store->writing];
-    slot->lends = false;
+    slot->lends = slot->streamed;
     for (uint32_t i = 0; i < store->area_count; i++)
         store->areas[i].used = false;
     for (uint32_t i = 0; i < slot->place_count; i++) {
@@ -301,12 +323,28 @@ void rft_gpu_store_commit(rft_gpu_store *store)
     store->writing = RFT_NO_SLOT;
 }
 
+void rft_gpu_store_stream(rft_gpu_store *store)
+{
+    rft_gpu_slot *slot = &store->slots[store->writing];
+    slot->streamed = true;
+    slot->lends = true;
+    for (uint32_t i = 0; i < slot->block->chunk_count; i++)
+        slot->block->chunks[i].used = slot->block->chunks[i].bytes;
+}
+
+bool rft_gpu_store_is_streamed(const rft_gpu_store *store, uint64_t version)
+{
+    const rft_gpu_slot *slot = slot_of(store, version);
+    return slot != NULL && slot->streamed;
+}
+
 /* What the version lent may change: no reader can accept it. */
 static void end_lending(rft_gpu_slot *slot)
 {
     if (slot->block != NULL) rft_seqlock_begin(rft_share_lock_seqlock(&slot->block->share_lock));
     slot->version = 0;
     slot->lends = false;
+    slot->streamed = false;
 }
 
 void rft_gpu_store_rollback(rft_gpu_store *store)
@@ -409,14 +447,6 @@ rft_gpu_block *rft_gpu_store_writing(const rft_gpu_store *store)
     return store->slots[store->writing].block;
 }
 
-static const rft_gpu_slot *slot_of(const rft_gpu_store *store, uint64_t version)
-{
-    for (uint32_t i = 0; store != NULL && version != 0 && i < RFT_SLOTS_MOST; i++) {
-        if (store->slots[i].version == version) return &store->slots[i];
-    }
-    return NULL;
-}
-
 const rft_gpu_block *rft_gpu_store_find(const rft_gpu_store *store, uint64_t version)
 {
     const rft_gpu_slot *slot = slot_of(store, version);
@@ -458,20 +488,39 @@ static refit_status put_shares(const rft_gpu_store *store, const rft_gpu_slot *s
     return REFIT_OK;
 }
 
+static void put_place(const rft_gpu_slot *slot, uint32_t original,
+                      unsigned char bytes[RFT_PLACE_BYTES])
+{
+    const rft_gpu_place *place = &slot->places[original];
+    uint32_t before = place->kind == RFT_GPU_LENT ? slot->block->chunk_count : 0;
+    rft_put_u32(bytes, before + place->number);
+    rft_put_u64(bytes + 4, place->offset);
+}
+
 refit_status rft_gpu_store_describe(const rft_gpu_store *store, uint64_t version, rft_bytes *out,
                                     uint32_t *shares, refit_error *error)
 {
     const rft_gpu_slot *slot = slot_of(store, version);
     RFT_TRY(put_shares(store, slot, out, shares, error));
     for (uint32_t i = 0; i < slot->place_count; i++) {
-        const rft_gpu_place *place = &slot->places[i];
         unsigned char bytes[RFT_PLACE_BYTES];
-        uint32_t before = place->kind == RFT_GPU_LENT ? slot->block->chunk_count : 0;
-        rft_put_u32(bytes, before + place->number);
-        rft_put_u64(bytes + 4, place->offset);
+        put_place(slot, i, bytes);
         RFT_TRY(rft_bytes_append(out, bytes, sizeof bytes, error));
     }
     return REFIT_OK;
+}
+
+void rft_gpu_store_describe_place(const rft_gpu_store *store, uint32_t original,
+                                  unsigned char place[RFT_PLACE_BYTES])
+{
+    put_place(&store->slots[store->writing], original, place);
+}
+
+refit_status rft_gpu_store_describe_areas(const rft_gpu_store *store, rft_bytes *out,
+                                          refit_error *error)
+{
+    uint32_t count;
+    return put_shares(store, &store->slots[store->writing], out, &count, error);
 }
 
 uint64_t rft_gpu_store_block_bytes(const rft_gpu_store *store)

@@ -22,6 +22,7 @@
 #include "base/thread.h"
 #include "store/segment.h"
 #include "store/store.h"
+#include "wire/message.h"
 
 /* One allocation of a block. */
 typedef struct rft_gpu_chunk {
@@ -57,7 +58,8 @@ typedef struct rft_gpu_place {
 typedef struct rft_gpu_slot {
     rft_gpu_block *block;  /* NULL: none */
     uint64_t version;      /* that is written there, or lies there; 0: none */
-    bool lends;            /* some of its tensors are the trainer's */
+    bool lends;            /* some of its tensors are the trainer's, or it is streamed */
+    bool streamed;         /* its bytes were there for a while only */
     rft_gpu_place *places; /* owned; per original tensor of the version */
     uint32_t place_count;
 } rft_gpu_slot;
@@ -128,6 +130,16 @@ const unsigned char *rft_gpu_store_source(const rft_gpu_store *store, uint32_t o
 bool rft_gpu_store_lends(const rft_gpu_store *store);
 /* The committed version is over: what it lent may change. */
 void rft_gpu_store_end_lending(rft_gpu_store *store);
+
+/* The version being written leaves piece by piece, and no worker that comes now can have it. */
+void rft_gpu_store_stream(rft_gpu_store *store);
+bool rft_gpu_store_is_streamed(const rft_gpu_store *store, uint64_t version);
+/* Where an original tensor that is written lies, RFT_PLACE_BYTES as LEND says it. */
+void rft_gpu_store_describe_place(const rft_gpu_store *store, uint32_t original,
+                                  unsigned char place[RFT_PLACE_BYTES]);
+/* Appends the shares of the version being written, as rft_gpu_store_describe. */
+refit_status rft_gpu_store_describe_areas(const rft_gpu_store *store, rft_bytes *out,
+                                          refit_error *error);
 
 /* The block that is being written; NULL: none. The store may be NULL. */
 rft_gpu_block *rft_gpu_store_writing(const rft_gpu_store *store);

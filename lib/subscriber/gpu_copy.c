@@ -5,6 +5,7 @@
  */
 #include "subscriber/gpu_copy.h"
 
+#include "base/alloc.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "kernels/digest.h"
@@ -31,16 +32,22 @@ static refit_status check_target(refit_device *device, const rft_image *image,
 }
 
 /* A digest on the way writes on a boundary of 8 bytes. */
+static refit_status copy_digested(rft_copy_queue *queue, uint32_t index, unsigned char *to,
+                                  const unsigned char *from, uint64_t bytes, uint64_t offset,
+                                  refit_error *error)
+{
+    if ((uintptr_t)to % 8 == 0)
+        return rft_copy_queue_batch_add(queue, index, to, from, bytes, offset, error);
+    RFT_TRY(rft_copy_queue_copy_within(queue, to, from, bytes, error));
+    return rft_copy_queue_batch_add(queue, index, NULL, to, bytes, offset, error);
+}
+
 static refit_status issue_one(rft_copy_queue *queue, uint32_t index, const rft_image *image,
                               const refit_target *target, refit_error *error)
 {
     const unsigned char *from = rft_image_tensor(image, target->tensor);
     if (target->bytes == 0) return REFIT_OK;
-    if ((uintptr_t)target->memory % 8 == 0) {
-        return rft_copy_queue_batch_add(queue, index, target->memory, from, target->bytes, error);
-    }
-    RFT_TRY(rft_copy_queue_copy_within(queue, target->memory, from, target->bytes, error));
-    return rft_copy_queue_batch_add(queue, index, NULL, target->memory, target->bytes, error);
+    return copy_digested(queue, index, target->memory, from, target->bytes, 0, error);
 }
 
 static refit_status issue(rft_copy_queue *queue, const rft_image *image, const refit_target *list,
@@ -145,6 +152,151 @@ refit_status rft_gpu_copy_run(rft_gpu_copy *copy, refit_device *device, const re
     *begun = true;
     return image->gpu != NULL ? copy_within(copy, config, image, list, count, error)
                               : copy_up(copy, device, config, image, list, count, error);
+}
+
+/*
+ * ---- Piece by piece
+ *
+ * The sums of a tensor's pieces make its digest; they are kept with the queue of pieces until all
+ * have come.
+ */
+
+/* For each tensor its first target + 1, and for each target the next one of its tensor + 1. */
+typedef struct target_index {
+    uint32_t *first; /* owned, as the next one */
+    uint32_t *next;
+} target_index;
+
+static void index_close(target_index *index)
+{
+    rft_free(index->first);
+    rft_free(index->next);
+}
+
+static refit_status index_open(target_index *index, const rft_manifest *manifest,
+                               const refit_target *list, uint32_t count, refit_error *error)
+{
+    index->first = rft_calloc((size_t)manifest->count + 1, sizeof *index->first);
+    index->next = rft_calloc((size_t)count + 1, sizeof *index->next);
+    RFT_REFUSE_IF(index->first == NULL || index->next == NULL, error, REFIT_ERR_HOST_MEMORY,
+                  "no memory to follow %u targets", count);
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t alias = manifest->tensors[list[i].tensor].alias_of;
+        uint32_t tensor = alias == REFIT_NO_ALIAS ? list[i].tensor : alias;
+        index->next[i] = index->first[tensor];
+        index->first[tensor] = i + 1;
+    }
+    return REFIT_OK;
+}
+
+/* Copies a piece to each target of its tensor, and digests it. */
+static refit_status issue_piece(rft_copy_queue *queue, uint32_t at, const refit_piece *piece,
+                                const target_index *index, const refit_target *list,
+                                refit_error *error)
+{
+    uint32_t target = index == NULL ? 0 : index->first[piece->tensor];
+    unsigned char *first = target == 0 ? NULL : (unsigned char *)list[target - 1].memory;
+    for (uint32_t i = target == 0 ? 0 : index->next[target - 1]; i != 0; i = index->next[i - 1])
+        RFT_TRY(rft_copy_queue_copy_within(queue,
+                                           (unsigned char *)list[i - 1].memory + piece->offset,
+                                           piece->memory, piece->bytes, error));
+    if (first == NULL)
+        return rft_copy_queue_batch_add(queue, at, NULL, piece->memory, piece->bytes, piece->offset,
+                                        error);
+    return copy_digested(queue, at, first + piece->offset, piece->memory, piece->bytes,
+                         piece->offset, error);
+}
+
+static refit_status issue_pieces(rft_copy_queue *queue, const refit_piece *pieces, uint32_t count,
+                                 const target_index *index, const refit_target *list,
+                                 refit_error *error)
+{
+    RFT_TRY(rft_copy_queue_batch_begin(queue, error));
+    for (uint32_t i = 0; i < count; i++)
+        RFT_TRY(issue_piece(queue, i, &pieces[i], index, list, error));
+    return rft_copy_queue_batch_end(queue, count, error);
+}
+
+/* Copies them where there is an index of targets, and adds their sums to those of their tensors. */
+static refit_status run_pieces(rft_gpu_copy *copy, const refit_config *config,
+                               rft_piece_queue *from, const rft_pieces *pieces,
+                               const target_index *index, const refit_target *list,
+                               refit_error *error)
+{
+    for (uint32_t at = 0, some; at < pieces->count; at += some) {
+        refit_error later;
+        some =
+            pieces->count - at < RFT_DIGEST_BATCH_MOST ? pieces->count - at : RFT_DIGEST_BATCH_MOST;
+        refit_status issued =
+            issue_pieces(copy->copy_queue, pieces->list + at, some, index, list, error);
+        refit_status status =
+            rft_copy_queue_wait(copy->copy_queue, config->broadcast_stage_timeout_ms,
+                                issued == REFIT_OK ? error : &later);
+        RFT_TRY(rft_keep_first(issued, status));
+        const uint64_t *sums = rft_copy_queue_batch_sums(copy->copy_queue);
+        for (uint32_t i = 0; i < some; i++)
+            from->sums[pieces->list[at + i].tensor] += sums[i];
+    }
+    return REFIT_OK;
+}
+
+/* All pieces have come. */
+static refit_status compare_tensors(const rft_piece_queue *from, refit_error *error)
+{
+    const rft_manifest *manifest = from->manifest;
+    for (uint32_t i = 0; i < manifest->count; i++) {
+        const rft_manifest_tensor *tensor = &manifest->tensors[i];
+        if (tensor->alias_of != REFIT_NO_ALIAS) continue;
+        RFT_REFUSE_IF(rft_digest_finish(from->sums[i], tensor->bytes) != from->digests[i], error,
+                      REFIT_ERR_CORRUPT,
+                      "'%.160s' was changed by the trainer while it was read: the engine holds no "
+                      "version whole, load the next one",
+                      tensor->name);
+    }
+    return REFIT_OK;
+}
+
+refit_status rft_gpu_copy_verify(rft_gpu_copy *copy, refit_device *device,
+                                 const refit_config *config, rft_image *image,
+                                 const rft_pieces *pieces, refit_error *error)
+{
+    if (pieces == NULL) return compare_tensors(image->pieces, error);
+    RFT_TRY(make_ready(copy, device, config, true, error));
+    return run_pieces(copy, config, image->pieces, pieces, NULL, NULL, error);
+}
+
+static refit_status copy_all(rft_gpu_copy *copy, const refit_config *config, rft_piece_queue *from,
+                             const target_index *index, const refit_target *list, bool *begun,
+                             refit_error *error)
+{
+    for (;;) {
+        const rft_pieces *pieces;
+        int64_t deadline = rft_deadline(config->broadcast_stage_timeout_ms);
+        RFT_TRY(rft_piece_queue_next(from, deadline, &pieces, error));
+        if (pieces == NULL) return compare_tensors(from, error);
+        *begun = true;
+        RFT_TRY(run_pieces(copy, config, from, pieces, index, list, error));
+    }
+}
+
+refit_status rft_gpu_copy_pieces(rft_gpu_copy *copy, refit_device *device,
+                                 const refit_config *config, rft_image *image,
+                                 const refit_target *list, uint32_t count, refit_stream_ref after,
+                                 bool *begun, refit_error *error)
+{
+    target_index index = {0};
+    *begun = false;
+    for (uint32_t i = 0; i < count; i++)
+        RFT_TRY(check_target(device, image, &list[i], error));
+    RFT_REFUSE_IF(rft_piece_queue_was_read(image->pieces), error, REFIT_ERR_STATE,
+                  "some of its pieces were taken already");
+    RFT_TRY(make_ready(copy, device, config, true, error));
+    RFT_TRY(rft_copy_queue_follow(copy->copy_queue, after, error));
+    refit_status status = index_open(&index, image->catalog->manifest, list, count, error);
+    if (status == REFIT_OK)
+        status = copy_all(copy, config, image->pieces, &index, list, begun, error);
+    index_close(&index);
+    return status;
 }
 
 bool rft_gpu_copy_await(const rft_gpu_copy *copy, uint32_t timeout_ms)

@@ -30,6 +30,17 @@ typedef struct rft_gpu_copy {
 refit_status rft_gpu_copy_run(rft_gpu_copy *copy, refit_device *device, const refit_config *config,
                               rft_image *image, const refit_target *list, uint32_t count,
                               refit_stream_ref after, bool *begun, refit_error *error);
+/* The same for a version that comes piece by piece, until all of it has: a batch of digests has a
+ * wait, and so has each list of pieces. Also what rft_piece_queue_next answers. */
+refit_status rft_gpu_copy_pieces(rft_gpu_copy *copy, refit_device *device,
+                                 const refit_config *config, rft_image *image,
+                                 const refit_target *list, uint32_t count, refit_stream_ref after,
+                                 bool *begun, refit_error *error);
+/* Digests pieces that the caller copies by itself; at the end (`pieces` NULL) the tensors' are
+ * compared with SEAL. REFIT_ERR_CORRUPT, REFIT_ERR_TIMEOUT, those of the device. */
+refit_status rft_gpu_copy_verify(rft_gpu_copy *copy, refit_device *device,
+                                 const refit_config *config, rft_image *image,
+                                 const rft_pieces *pieces, refit_error *error);
 /* Waits for copies that a run gave up waiting for: they read the image. False: they have not ended.
  */
 bool rft_gpu_copy_await(const rft_gpu_copy *copy, uint32_t timeout_ms);

@@ -139,8 +139,7 @@ static void version_free(rft_gpu_version *version)
     rft_free(version);
 }
 
-static rft_gpu_version *version_open(rft_gpu_lock *lock, const rft_manifest *manifest,
-                                     size_t area_count)
+static rft_gpu_version *version_open(rft_gpu_lock *lock, uint32_t tensors, size_t area_count)
 {
     rft_gpu_version *version = rft_calloc(1, sizeof *version);
     if (version == NULL) return NULL;
@@ -148,8 +147,8 @@ static rft_gpu_version *version_open(rft_gpu_lock *lock, const rft_manifest *man
     version->lock = lock;
     lock->versions++;
     version->areas = rft_calloc(area_count + 1, sizeof *version->areas);
-    version->tensors = rft_calloc((size_t)manifest->count + 1, sizeof *version->tensors);
-    version->digests = rft_calloc((size_t)manifest->count + 1, sizeof *version->digests);
+    version->tensors = rft_calloc((size_t)tensors + 1, sizeof *version->tensors);
+    version->digests = rft_calloc((size_t)tensors + 1, sizeof *version->digests);
     if (version->areas != NULL && version->tensors != NULL && version->digests != NULL)
         return version;
     version_free(version);
@@ -193,6 +192,18 @@ static refit_status take_areas(rft_gpu_memory *memory, rft_gpu_version *version,
     return REFIT_OK;
 }
 
+/* Where so many bytes begin, by their place as LEND and PIECES have it; false: in no area. */
+static bool find_place(const rft_gpu_version *version, const unsigned char *place, uint64_t bytes,
+                       const unsigned char **out)
+{
+    uint32_t number = rft_get_u32(place);
+    uint64_t offset = rft_get_u64(place + 4), end;
+    bool fits = number < version->area_count && offset % RFT_PLACE_ALIGNMENT == 0 &&
+                rft_add_u64(offset, bytes, &end) && end <= version->areas[number]->share.bytes;
+    if (fits) *out = version->areas[number]->memory + offset;
+    return fits;
+}
+
 static refit_status find_tensors(rft_gpu_version *version, const rft_manifest *manifest,
                                  rft_view places, refit_error *error)
 {
@@ -200,21 +211,29 @@ static refit_status find_tensors(rft_gpu_version *version, const rft_manifest *m
     for (uint32_t i = 0; i < manifest->count; i++) {
         const rft_manifest_tensor *tensor = &manifest->tensors[i];
         if (tensor->alias_of != REFIT_NO_ALIAS) continue;
-        uint32_t number = rft_get_u32(at);
-        uint64_t offset = rft_get_u64(at + 4), end;
+        const unsigned char *place = at;
         at += RFT_PLACE_BYTES;
         if (tensor->bytes == 0) continue;
-        bool fits = number < version->area_count && offset % RFT_PLACE_ALIGNMENT == 0 &&
-                    rft_add_u64(offset, tensor->bytes, &end) &&
-                    end <= version->areas[number]->share.bytes;
-        RFT_REFUSE_IF(!fits, error, REFIT_ERR_PROTOCOL,
+        RFT_REFUSE_IF(!find_place(version, place, tensor->bytes, &version->tensors[i]), error,
+                      REFIT_ERR_PROTOCOL,
                       "'%.160s' cannot lie where the publisher says in the GPU's memory",
                       tensor->name);
-        version->tensors[i] = version->areas[number]->memory + offset;
     }
     for (uint32_t i = 0; i < manifest->count; i++) {
         uint32_t alias = manifest->tensors[i].alias_of;
         if (alias != REFIT_NO_ALIAS) version->tensors[i] = version->tensors[alias];
+    }
+    return REFIT_OK;
+}
+
+static refit_status find_pieces(rft_gpu_version *version, rft_view list, refit_error *error)
+{
+    const unsigned char *at = list.data;
+    for (size_t i = 0; i < list.count / RFT_PIECE_BYTES; i++, at += RFT_PIECE_BYTES) {
+        uint64_t bytes = rft_get_u64(at + 12 + RFT_PLACE_BYTES);
+        RFT_REFUSE_IF(!find_place(version, at + 4, bytes, &version->tensors[i]), error,
+                      REFIT_ERR_PROTOCOL,
+                      "piece %zu cannot lie where the publisher says in the GPU's memory", i);
     }
     return REFIT_OK;
 }
@@ -232,42 +251,62 @@ static void drop_unnamed(rft_gpu_memory *memory, const rft_gpu_lock *lock)
     }
 }
 
-refit_status rft_gpu_memory_map(rft_gpu_memory *memory, const rft_manifest *manifest,
-                                const char *lock, rft_view areas, rft_view places,
-                                rft_gpu_version **out, refit_error *error)
+/* For so many tensors or pieces. `*out` is there on a failure, too, but where there is no memory
+ * for it. */
+static refit_status map_areas(rft_gpu_memory *memory, const char *lock, rft_view areas,
+                              uint32_t tensors, rft_gpu_version **out, refit_error *error)
 {
     rft_gpu_lock *held;
-    RFT_REFUSE_IF(places.count != (size_t)manifest->originals * RFT_PLACE_BYTES, error,
-                  REFIT_ERR_PROTOCOL, "%zu bytes say where %u tensors lie in the GPU's memory",
-                  places.count, manifest->originals);
     RFT_TRY(lock_get(memory, lock, &held, error));
-    rft_gpu_version *version = version_open(held, manifest, areas.count / RFT_SHARE_BYTES);
+    rft_gpu_version *version = version_open(held, tensors, areas.count / RFT_SHARE_BYTES);
     RFT_REFUSE_IF(version == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory to map a GPU's");
     for (rft_gpu_area *area = memory->areas; area != NULL; area = area->next)
         area->named = false;
-    refit_status status = take_areas(memory, version, areas, error);
-    if (status == REFIT_OK) status = find_tensors(version, manifest, places, error);
+    *out = version;
+    return take_areas(memory, version, areas, error);
+}
+
+/* The caller of map gets it, or it is undone. */
+static refit_status finish_map(rft_gpu_memory *memory, rft_gpu_version *version,
+                               refit_status status, rft_gpu_version **out)
+{
+    if (version == NULL) return status;
+    const rft_gpu_lock *lock = version->lock;
     if (status == REFIT_OK) {
         *out = version;
     } else {
         version_free(version);
     }
-    drop_unnamed(memory, held);
+    drop_unnamed(memory, lock);
     return status;
+}
+
+refit_status rft_gpu_memory_map(rft_gpu_memory *memory, const rft_manifest *manifest,
+                                const char *lock, rft_view areas, rft_view places,
+                                rft_gpu_version **out, refit_error *error)
+{
+    rft_gpu_version *version = NULL;
+    RFT_REFUSE_IF(places.count != (size_t)manifest->originals * RFT_PLACE_BYTES, error,
+                  REFIT_ERR_PROTOCOL, "%zu bytes say where %u tensors lie in the GPU's memory",
+                  places.count, manifest->originals);
+    refit_status status = map_areas(memory, lock, areas, manifest->count, &version, error);
+    if (status == REFIT_OK) status = find_tensors(version, manifest, places, error);
+    return finish_map(memory, version, status, out);
+}
+
+refit_status rft_gpu_memory_map_pieces(rft_gpu_memory *memory, const char *lock, rft_view areas,
+                                       rft_view list, rft_gpu_version **out, refit_error *error)
+{
+    rft_gpu_version *version = NULL;
+    uint32_t pieces = (uint32_t)(list.count / RFT_PIECE_BYTES);
+    refit_status status = map_areas(memory, lock, areas, pieces, &version, error);
+    if (status == REFIT_OK) status = find_pieces(version, list, error);
+    return finish_map(memory, version, status, out);
 }
 
 void rft_gpu_version_seal(rft_gpu_version *version, const rft_manifest *manifest, rft_view digests)
 {
-    const unsigned char *at = digests.data;
-    for (uint32_t i = 0; i < manifest->count; i++) {
-        if (manifest->tensors[i].alias_of != REFIT_NO_ALIAS) continue;
-        version->digests[i] = rft_get_u64(at);
-        at += 8;
-    }
-    for (uint32_t i = 0; i < manifest->count; i++) {
-        uint32_t alias = manifest->tensors[i].alias_of;
-        if (alias != REFIT_NO_ALIAS) version->digests[i] = version->digests[alias];
-    }
+    rft_digests_by_tensor(manifest, digests.data, version->digests);
 }
 
 rft_gpu_version *rft_gpu_version_acquire(rft_gpu_version *version)

@@ -65,6 +65,10 @@ refit_status rft_gpu_memory_map(rft_gpu_memory *memory, const rft_manifest *mani
                                 const char *lock, rft_view areas, rft_view places,
                                 rft_gpu_version **out, refit_error *error);
 
+/* The same for PIECES: `tensors` of `*out` has the first byte of each piece of `list`. */
+refit_status rft_gpu_memory_map_pieces(rft_gpu_memory *memory, const char *lock, rft_view areas,
+                                       rft_view list, rft_gpu_version **out, refit_error *error);
+
 /* Notes the digests of SEAL, 8 bytes for each original tensor. */
 void rft_gpu_version_seal(rft_gpu_version *version, const rft_manifest *manifest, rft_view digests);
 

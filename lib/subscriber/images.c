@@ -232,8 +232,10 @@ static void leave_mappings(rft_image *image)
 {
     if (image->mapping != NULL) image->mapping->users--;
     rft_gpu_version_release(image->gpu);
+    rft_piece_queue_close(image->pieces);
     image->mapping = NULL;
     image->gpu = NULL;
+    image->pieces = NULL;
     image->seqlock = NULL;
 }
 

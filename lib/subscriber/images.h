@@ -21,6 +21,7 @@
 #include "store/buffer.h"
 #include "store/segment.h"
 #include "subscriber/gpu_memory.h"
+#include "subscriber/piece_queue.h"
 #include "wire/manifest.h"
 
 /* A manifest and how many images and sessions refer to it. */
@@ -59,6 +60,7 @@ typedef struct rft_image {
     rft_pinning pinning;        /* of `memory`, as of a mapping */
     rft_mapping *mapping;       /* images in shared memory */
     rft_gpu_version *gpu;       /* images in a GPU's memory, once it is mapped */
+    rft_piece_queue *pieces;    /* of those that come piece by piece, and lie nowhere as a whole */
     const rft_seqlock *seqlock; /* of shm and gpu; NULL: a private image */
     uint64_t generation;        /* of the seqlock when the image was verified */
 } rft_image;

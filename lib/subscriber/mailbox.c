@@ -133,6 +133,21 @@ void rft_mailbox_bring(rft_mailbox *mailbox, refit_device *device)
     rft_wake_fd_set(mailbox->wake_fd);
 }
 
+void rft_mailbox_take_whole(rft_mailbox *mailbox, bool whole)
+{
+    rft_lock(&mailbox->lock);
+    mailbox->whole = whole;
+    rft_unlock(&mailbox->lock);
+    rft_wake_fd_set(mailbox->wake_fd);
+}
+
+void rft_mailbox_note_version(rft_mailbox *mailbox, uint64_t version)
+{
+    rft_lock(&mailbox->lock);
+    mailbox->report.version = version;
+    rft_unlock(&mailbox->lock);
+}
+
 void rft_mailbox_shut(rft_mailbox *mailbox)
 {
     rft_lock(&mailbox->lock);
@@ -189,6 +204,14 @@ refit_device *rft_mailbox_take_device(rft_mailbox *mailbox)
     mailbox->device = NULL;
     rft_unlock(&mailbox->lock);
     return device;
+}
+
+bool rft_mailbox_is_whole(rft_mailbox *mailbox)
+{
+    rft_lock(&mailbox->lock);
+    bool whole = mailbox->whole;
+    rft_unlock(&mailbox->lock);
+    return whole;
 }
 
 bool rft_mailbox_publish(rft_mailbox *mailbox, const rft_session_report *report)

@@ -41,6 +41,7 @@ typedef struct rft_session_report {
 
 typedef enum rft_order_kind {
     RFT_ORDER_ACCEPT,
+    RFT_ORDER_STAGE, /* of one that came piece by piece: accept, if the trainer commits it */
     RFT_ORDER_REFUSE,
     RFT_ORDER_RELEASE, /* the update is closed */
 } rft_order_kind;
@@ -69,6 +70,7 @@ typedef struct rft_mailbox {
     rft_order orders[RFT_MAILBOX_ORDERS]; /* guarded by lock */
     uint32_t order_count;                 /* guarded by lock */
     refit_device *device; /* guarded by lock; to be used from now on; NULL: nothing new */
+    bool whole;           /* guarded by lock: versions are taken as a whole alone */
     bool closing;         /* guarded by lock */
 } rft_mailbox;
 
@@ -86,6 +88,10 @@ void rft_mailbox_cancel(rft_mailbox *mailbox);
 void rft_mailbox_order(rft_mailbox *mailbox, const rft_order *order, uint64_t version);
 /* The GPU whose memory may be shared. */
 void rft_mailbox_bring(rft_mailbox *mailbox, refit_device *device);
+/* Whether versions are taken as a whole alone. */
+void rft_mailbox_take_whole(rft_mailbox *mailbox, bool whole);
+/* The caller's engine runs on the version, as the service thread knows. */
+void rft_mailbox_note_version(rft_mailbox *mailbox, uint64_t version);
 /* Tells the service thread to leave. */
 void rft_mailbox_shut(rft_mailbox *mailbox);
 /* Any thread. */
@@ -100,6 +106,7 @@ bool rft_mailbox_withdraw(rft_mailbox *mailbox);
 bool rft_mailbox_next_order(rft_mailbox *mailbox, rft_order *out);
 /* The device that was brought since; NULL: none. */
 refit_device *rft_mailbox_take_device(rft_mailbox *mailbox);
+bool rft_mailbox_is_whole(rft_mailbox *mailbox);
 /* Copies the report; while an order waits, the version stays what the caller has decided. False
  * once it is shut and no order is left. */
 bool rft_mailbox_publish(rft_mailbox *mailbox, const rft_session_report *report);

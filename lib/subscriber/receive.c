@@ -8,7 +8,8 @@
  *
  * In memory of the publisher (its shared memory, or its memory of the GPU that both are on) the
  * version does not travel: it is mapped, and SEAL's digests are checked against each other, or,
- * with broadcast.verify: always, against the bytes, part by part.
+ * with broadcast.verify: always, against the bytes, part by part. Or it lies there piece by piece
+ * (piece_queue.h), and its user compares what it copies.
  *
  * Knows nothing of connections, commits or users.
  */
@@ -322,6 +323,13 @@ static refit_status take_mapped(rft_receive *receive, refit_error *error)
                                receive->segment_offset, &receive->image, error);
 }
 
+/* The GPU's memory cannot be mapped here; other reasons are about this version alone. */
+static bool is_unmappable(refit_status status)
+{
+    return status != REFIT_OK && status != REFIT_ERR_NOT_FOUND && status != REFIT_ERR_PROTOCOL &&
+           status != REFIT_ERR_BUSY;
+}
+
 /* LEND has come, and SEAL. */
 static refit_status map_gpu(rft_receive *receive, refit_error *error)
 {
@@ -332,8 +340,7 @@ static refit_status map_gpu(rft_receive *receive, refit_error *error)
         rft_gpu_version_seal(receive->image->gpu, receive->catalog->manifest,
                              rft_bytes_view(&receive->tensor_digests));
     }
-    receive->unmappable = status != REFIT_OK && status != REFIT_ERR_NOT_FOUND &&
-                          status != REFIT_ERR_PROTOCOL && status != REFIT_ERR_BUSY;
+    receive->unmappable = is_unmappable(status);
     return status;
 }
 
@@ -353,6 +360,17 @@ static refit_status refuse_overwritten(const rft_receive *receive, refit_error *
                     (unsigned long long)receive->version);
 }
 
+/* Whether the digests of SEAL belong together. */
+static refit_status check_digests(const rft_receive *receive, refit_error *error)
+{
+    rft_digest128 expected = rft_version_digest_encoded(receive->catalog->manifest,
+                                                        rft_bytes_view(&receive->tensor_digests));
+    RFT_REFUSE_IF(!rft_digest128_equal(&expected, &receive->digest), error, REFIT_ERR_CORRUPT,
+                  "the digest of version %llu does not follow from its tensors'",
+                  (unsigned long long)receive->version);
+    return REFIT_OK;
+}
+
 /* SEAL is there: the digests are checked here and now, or the bytes are from now on. */
 static refit_status check_mapped(rft_receive *receive, refit_error *error)
 {
@@ -366,12 +384,16 @@ static refit_status check_mapped(rft_receive *receive, refit_error *error)
         receive->phase = RFT_RECEIVE_VERIFYING;
         return REFIT_OK;
     }
-    rft_message seal = seal_of(receive);
-    rft_digest128 expected =
-        rft_version_digest_encoded(receive->catalog->manifest, seal.as.seal.tensors);
-    RFT_REFUSE_IF(!rft_digest128_equal(&expected, &receive->digest), error, REFIT_ERR_CORRUPT,
-                  "the digest of version %llu does not follow from its tensors'",
-                  (unsigned long long)receive->version);
+    RFT_TRY(check_digests(receive, error));
+    receive->phase = RFT_RECEIVE_COMPLETE;
+    return REFIT_OK;
+}
+
+static refit_status check_pieces(rft_receive *receive, refit_error *error)
+{
+    RFT_TRY(check_digests(receive, error));
+    RFT_TRY(rft_piece_queue_seal(receive->image->pieces, rft_bytes_view(&receive->tensor_digests),
+                                 error));
     receive->phase = RFT_RECEIVE_COMPLETE;
     return REFIT_OK;
 }
@@ -398,6 +420,7 @@ refit_status rft_receive_verify(rft_receive *receive, refit_error *error)
 static refit_status check_complete(rft_receive *receive, refit_error *error)
 {
     if (receive->phase != RFT_RECEIVE_FETCHING || !receive->sealed) return REFIT_OK;
+    if (receive->image->pieces != NULL) return check_pieces(receive, error);
     bool gpu = receive->path == REFIT_PATH_CUDA_IPC;
     if (gpu && receive->lock[0] == '\0') return REFIT_OK;
     if (gpu) RFT_TRY(map_gpu(receive, error));
@@ -489,6 +512,24 @@ refit_status rft_receive_lend(rft_receive *receive, const rft_message *lend, ref
                              lend->as.lend.places.count, error));
     rft_view_print(lend->as.lend.lock, receive->lock, sizeof receive->lock);
     return check_complete(receive, error);
+}
+
+refit_status rft_receive_pieces(rft_receive *receive, const rft_message *pieces, int wake_fd,
+                                refit_error *error)
+{
+    bool ours = is_expected(receive, pieces->as.pieces.version) &&
+                receive->path == REFIT_PATH_CUDA_IPC && !receive->sealed;
+    rft_image *image = receive->image;
+    if (!ours) return REFIT_OK;
+    RFT_REFUSE_IF(image == NULL, error, REFIT_ERR_STATE,
+                  "version %llu comes piece by piece, while an update before it is still open",
+                  (unsigned long long)receive->version);
+    if (image->pieces == NULL)
+        RFT_TRY(rft_piece_queue_open(receive->catalog->manifest, wake_fd, &image->pieces, error));
+    refit_status status =
+        rft_piece_queue_put(image->pieces, &receive->images->gpu_memory, pieces, error);
+    receive->unmappable = is_unmappable(status);
+    return status;
 }
 
 refit_status rft_receive_seal(rft_receive *receive, const rft_message *seal, refit_error *error)

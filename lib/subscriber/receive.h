@@ -9,6 +9,8 @@
  *       │                │                  │                           │
  *       └────────────────┴──────drop────────┴───────────drop────────────┘
  *
+ * A version that comes piece by piece is complete once SEAL says so, though its user still copies.
+ *
  * It checks the publisher's offer against the manifest and the limits, asks for frames by credits,
  * has damaged and missing ones sent again, and compares the digests of SEAL with the bytes that
  * arrived. Every call that fails says with which status the version is to be refused; the session
@@ -105,6 +107,9 @@ refit_status rft_receive_start(rft_receive *receive, const rft_image *held, refi
 refit_status rft_receive_frame(rft_receive *receive, const rft_message *frame, rft_view payload,
                                refit_error *error);
 refit_status rft_receive_lend(rft_receive *receive, const rft_message *lend, refit_error *error);
+/* `wake_fd` is that of rft_piece_queue_open. REFIT_ERR_STATE: no image is free. */
+refit_status rft_receive_pieces(rft_receive *receive, const rft_message *pieces, int wake_fd,
+                                refit_error *error);
 refit_status rft_receive_seal(rft_receive *receive, const rft_message *seal, refit_error *error);
 
 /* Digests the next part of the image while VERIFYING: a part is short against a heartbeat, so the

@@ -23,6 +23,10 @@
  *   STAGED      It is complete and verified; nothing of it is visible. Every beat repeats it.
  *   APPLYING    It is committed and the user has it, or may take it; the user decides.
  *
+ * A version that comes piece by piece (piece_queue.h) is with the user from its first piece on, in
+ * STAGING. It becomes STAGED when the user has copied all and accepts it, and goes from there to
+ * CURRENT with COMMIT. If it ends in another way, the user is told, and has nothing left.
+ *
  * If the user refuses a version and has nothing left, the session goes from APPLYING to CONNECTING,
  * because that is how a worker comes to be offered the current version once more.
  *
@@ -194,11 +198,39 @@ static void send_bye(rft_session *session, refit_status code, const char *words)
     session_send(session, &message);
 }
 
+/* ---- Losing the version under way */
+
+/* Whether the user copies it piece by piece, or has done so. */
+static bool is_streaming(const rft_session *session)
+{
+    return session->applying != NULL && session->applying->pieces != NULL &&
+           session->applying == session->receive.image;
+}
+
+/* Drops what was offered. False: the user has it piece by piece, and is told why it comes to
+ * nothing. */
+static bool drop_version(rft_session *session, refit_status code, const char *reason)
+{
+    bool kept = true;
+    if (is_streaming(session) && rft_mailbox_withdraw(session->mailbox)) {
+        rft_image_drop_use(session->applying, RFT_IMAGE_LENT);
+        session->applying = NULL;
+    } else if (is_streaming(session)) {
+        refit_error why;
+        (void)rft_fail(&why, code, "version %" PRIu64 " ended while it was copied: %s",
+                       session->receive.version, reason);
+        rft_piece_queue_fail(session->applying->pieces, &why);
+        kept = false;
+    }
+    rft_receive_drop(&session->receive);
+    return kept;
+}
+
 /* ---- Losing the publisher */
 
 void rft_session_disconnect(rft_session *session, uint32_t pause_ms, int64_t now)
 {
-    rft_receive_drop(&session->receive);
+    (void)drop_version(session, REFIT_ERR_CLOSED, "the trainer is lost");
     if (session->report.state == RFT_SESSION_APPLYING && rft_mailbox_withdraw(session->mailbox)) {
         rft_image_drop_use(session->applying, RFT_IMAGE_LENT);
         session->applying = NULL;
@@ -308,6 +340,13 @@ void rft_session_use_device(rft_session *session, refit_device *device, int64_t 
     session->names_gpu = true;
 }
 
+void rft_session_take_whole(rft_session *session, bool whole, int64_t now)
+{
+    if (session->whole == whole) return;
+    session->whole = whole;
+    if (session->on_gpu && is_joined(session)) rft_session_disconnect(session, 0, now);
+}
+
 /* Empty: the worker is on the trainer's GPU, and can share it. `share` is WELCOME's. */
 static void find_obstacle(const rft_session *session, rft_view share, char *text, size_t room)
 {
@@ -407,8 +446,8 @@ static void abort_update(rft_session *session, uint64_t version, const refit_err
     bool broken = why->status == REFIT_ERR_PROTOCOL;
     rft_log(REFIT_LOG_WARNING, "worker %s could not stage version %llu: %s",
             session->identity->worker, (unsigned long long)version, why->text);
-    send_failed(session, version, why, true);
-    rft_receive_drop(&session->receive);
+    bool kept = drop_version(session, (refit_status)why->status, why->text);
+    send_failed(session, version, why, kept);
     if (session->report.state != RFT_SESSION_APPLYING) session->report.state = RFT_SESSION_CURRENT;
     if (broken) break_off(session, why, now);
 }
@@ -460,6 +499,47 @@ static void proceed(rft_session *session, int64_t now)
         session->report.stage_seconds = rft_seconds(now - session->receive.offered_at);
         send_staged(session);
     }
+}
+
+/* ---- Decisions */
+
+/* Only bytes of the trainer's own epoch, in this process's memory, can be a base. */
+static void hold_image(rft_session *session, rft_image *image)
+{
+    rft_image_drop_use(session->held_image, RFT_IMAGE_BASE);
+    bool base = image != NULL && image->bytes != NULL && image->seqlock == NULL &&
+                image->id.epoch == session->report.epoch;
+    session->held_image = base ? image : NULL;
+    if (base) rft_image_add_use(image, RFT_IMAGE_BASE);
+}
+
+/* The user has decided about `applying`: its update stays open, and the next version may start. */
+static void end_decision(rft_session *session, const rft_message *answer, int64_t now)
+{
+    session->open = session->applying;
+    session->applying = NULL;
+    if (session->report.state == RFT_SESSION_APPLYING) {
+        session->report.state = RFT_SESSION_CURRENT;
+        session_send(session, answer);
+    } else if (is_joined(session)) {
+        send_beat(session, now);
+    }
+    proceed(session, now);
+}
+
+/* The user's engine runs on the version. */
+static void keep_applied(rft_session *session, int64_t now)
+{
+    rft_image *image = session->applying;
+    session->held = image->id;
+    session->report.version = image->id.version;
+    session->report.applied++;
+    session->rejoins = false;
+    hold_image(session, image);
+    rft_message message = {.kind = RFT_COMMITTED};
+    message.as.staged.version = image->id.version;
+    message.as.staged.digest = image->id.digest;
+    end_decision(session, &message, now);
 }
 
 /*
@@ -539,6 +619,7 @@ static void send_join(rft_session *session)
     message.as.join.proof = session->proof;
     message.as.join.reason = rft_view_text(session->why_not);
     message.as.join.gpu = session->on_gpu;
+    message.as.join.pieces = session->on_gpu && !session->whole;
     session_send(session, &message);
 }
 
@@ -704,7 +785,7 @@ static void answer_offer(rft_session *session, const rft_message *message, rft_v
 {
     (void)payload;
     refit_error why;
-    rft_receive_drop(&session->receive);
+    (void)drop_version(session, REFIT_ERR_STALE, "the trainer offers another one");
     if (session->report.state != RFT_SESSION_APPLYING) session->report.state = RFT_SESSION_CURRENT;
     refit_status status = check_offer(session, message, &why);
     if (status == REFIT_OK) {
@@ -744,6 +825,32 @@ static void answer_lend(rft_session *session, const rft_message *message, rft_vi
     refit_error why;
     refit_status status = rft_receive_lend(&session->receive, message, &why);
     follow(session, status, &why, now);
+}
+
+/* The first of them bring the version to the user, who copies it from now on. */
+static void hand_over(rft_session *session)
+{
+    rft_image *image = session->receive.image;
+    bool streams = image != NULL && image->pieces != NULL;
+    if (!streams || session->applying != NULL) return;
+    image->id = (rft_version_id){session->report.epoch, session->receive.version, {{0}}};
+    rft_image_add_use(image, RFT_IMAGE_LENT);
+    session->applying = image;
+    rft_mailbox_deliver(session->mailbox, image);
+}
+
+static void answer_pieces(rft_session *session, const rft_message *message, rft_view payload,
+                          int64_t now)
+{
+    (void)payload;
+    refit_error why;
+    refit_status status =
+        rft_receive_pieces(&session->receive, message, session->mailbox->wake_fd, &why);
+    if (status == REFIT_OK) {
+        hand_over(session);
+    } else {
+        lose_version(session, &why, now);
+    }
 }
 
 static void answer_seal(rft_session *session, const rft_message *message, rft_view payload,
@@ -789,6 +896,17 @@ static void repeat_committed(rft_session *session, uint64_t version)
     session_send(session, &message);
 }
 
+/* The user has copied it: it is in use. */
+static void end_streaming(rft_session *session, int64_t now)
+{
+    rft_piece_queue *queue = session->applying->pieces;
+    session->applying->id.digest = session->receive.digest;
+    rft_image_drop_use(rft_receive_take(&session->receive), RFT_IMAGE_STAGED);
+    session->report.state = RFT_SESSION_APPLYING;
+    keep_applied(session, now);
+    rft_piece_queue_commit(queue);
+}
+
 static void answer_commit(rft_session *session, const rft_message *message, rft_view payload,
                           int64_t now)
 {
@@ -798,6 +916,9 @@ static void answer_commit(rft_session *session, const rft_message *message, rft_
         session->report.state == RFT_SESSION_APPLYING && session->applying->id.version == version;
     if (rft_session_holds(session, version)) {
         repeat_committed(session, version);
+    } else if (session->report.state == RFT_SESSION_STAGED && is_streaming(session) &&
+               session->receive.version == version) {
+        end_streaming(session, now);
     } else if (session->report.state == RFT_SESSION_STAGED && session->receive.version == version) {
         deliver(session, now);
     } else if (!applying) {
@@ -815,7 +936,9 @@ static void answer_abort(rft_session *session, const rft_message *message, rft_v
     bool ours = session->receive.phase != RFT_RECEIVE_NONE &&
                 session->receive.version == message->as.failed.version;
     if (!ours) return;
-    rft_receive_drop(&session->receive);
+    char reason[RFT_SENTENCE_BYTES];
+    rft_view_print(message->as.failed.reason, reason, sizeof reason);
+    (void)drop_version(session, REFIT_ERR_CANCELLED, reason);
     session->report.aborted++;
     if (session->report.state != RFT_SESSION_APPLYING) session->report.state = RFT_SESSION_CURRENT;
 }
@@ -845,9 +968,9 @@ static const struct answer_rule {
     [RFT_WELCOME] = {answer_welcome, true}, [RFT_REFUSE] = {answer_refuse, true},
     [RFT_BYE] = {answer_bye, true},         [RFT_MANIFEST] = {answer_manifest, false},
     [RFT_OFFER] = {answer_offer, false},    [RFT_FRAME] = {answer_frame, false},
-    [RFT_LEND] = {answer_lend, false},      [RFT_SEAL] = {answer_seal, false},
-    [RFT_COMMIT] = {answer_commit, false},  [RFT_ABORT] = {answer_abort, false},
-    [RFT_BEAT] = {answer_beat, false},
+    [RFT_LEND] = {answer_lend, false},      [RFT_PIECES] = {answer_pieces, false},
+    [RFT_SEAL] = {answer_seal, false},      [RFT_COMMIT] = {answer_commit, false},
+    [RFT_ABORT] = {answer_abort, false},    [RFT_BEAT] = {answer_beat, false},
 };
 
 /* The epoch that a message names, or ours if its kind names none. */
@@ -1026,46 +1149,24 @@ int64_t rft_session_tick_at(const rft_session *session)
 
 /* ---- The user */
 
-/* Only bytes of the trainer's own epoch, in this process's memory, can be a base. */
-static void hold_image(rft_session *session, rft_image *image)
-{
-    rft_image_drop_use(session->held_image, RFT_IMAGE_BASE);
-    bool base = image != NULL && image->seqlock == NULL && image->id.epoch == session->report.epoch;
-    session->held_image = base ? image : NULL;
-    if (base) rft_image_add_use(image, RFT_IMAGE_BASE);
-}
-
-/* The user has decided about `applying`: its update stays open, and the next version may start. */
-static void end_decision(rft_session *session, const rft_message *answer, int64_t now)
-{
-    session->open = session->applying;
-    session->applying = NULL;
-    if (session->report.state == RFT_SESSION_APPLYING) {
-        session->report.state = RFT_SESSION_CURRENT;
-        session_send(session, answer);
-    } else if (is_joined(session)) {
-        send_beat(session, now);
-    }
-    proceed(session, now);
-}
-
 void rft_session_accept(rft_session *session, int64_t now)
 {
-    rft_image *image = session->applying;
-    session->held = image->id;
-    session->report.version = image->id.version;
-    session->report.applied++;
-    session->rejoins = false;
-    hold_image(session, image);
-    rft_message message = {.kind = RFT_COMMITTED};
-    message.as.staged.version = image->id.version;
-    message.as.staged.digest = image->id.digest;
-    end_decision(session, &message, now);
+    if (session->applying->pieces == NULL) {
+        keep_applied(session, now);
+    } else if (is_streaming(session)) {
+        session->report.state = RFT_SESSION_STAGED;
+        session->report.stage_seconds = rft_seconds(now - session->receive.offered_at);
+        send_staged(session);
+    } /* else it has ended meanwhile, as the user is told */
 }
 
 void rft_session_refuse(rft_session *session, refit_status code, bool kept, const char *reason,
                         int64_t now)
 {
+    if (is_streaming(session)) {
+        rft_receive_drop(&session->receive);
+        session->report.state = RFT_SESSION_APPLYING; /* the trainer waits for this answer */
+    }
     if (!kept) {
         session->held = (rft_version_id){0};
         session->report.version = 0;
@@ -1093,4 +1194,15 @@ void rft_session_release(rft_session *session, int64_t now)
         rft_images_trim_mappings(&session->images); /* a trainer that leaves waits for it */
     if (joined && known) session_send(session, &message);
     proceed(session, now);
+}
+
+void rft_session_collect(rft_session *session)
+{
+    if (session->applying == NULL || session->applying->pieces == NULL) return;
+    uint32_t taken = rft_piece_queue_collect(session->applying->pieces);
+    if (taken == 0 || !is_streaming(session)) return;
+    rft_message message = {.kind = RFT_TAKEN};
+    message.as.taken.version = session->receive.version;
+    message.as.taken.sequence = taken;
+    session_send(session, &message);
 }

@@ -49,6 +49,7 @@ typedef struct rft_session {
     char warned[RFT_SENTENCE_BYTES];    /* the last such sentence that was a warning */
     unsigned char uuid[RFT_UUID_BYTES]; /* of images.device */
     bool on_gpu;    /* it has joined on the GPU that it shares with the trainer */
+    bool whole;     /* it takes no version piece by piece */
     bool names_gpu; /* the next HELLO is the first to name it: no WELCOME before answers that */
     char no_gpu[RFT_SENTENCE_BYTES]; /* why that device is not named, until the connection ends;
                                         empty: it is */
@@ -84,7 +85,8 @@ void rft_session_tick(rft_session *session, int64_t now);
 /* When tick has something to do at the latest. */
 int64_t rft_session_tick_at(const rft_session *session);
 
-/* The user's decision about the delivered version; `reason` is clean UTF-8. */
+/* The user's decision about the delivered version; `reason` is clean UTF-8. One that came piece by
+ * piece is staged by accept, and the trainer decides (rft_piece_queue_await_commit). */
 void rft_session_accept(rft_session *session, int64_t now);
 void rft_session_refuse(rft_session *session, refit_status code, bool kept, const char *reason,
                         int64_t now);
@@ -93,6 +95,11 @@ void rft_session_release(rft_session *session, int64_t now);
 
 /* The GPU whose memory may be shared, borrowed until close: it is named from now on. Once. */
 void rft_session_use_device(rft_session *session, refit_device *device, int64_t now);
+
+/* Whether it takes versions as a whole alone, since they are to be applied with a way back. */
+void rft_session_take_whole(rft_session *session, bool whole, int64_t now);
+/* Tells the trainer which pieces the user is done with. After each order and wake. */
+void rft_session_collect(rft_session *session);
 
 /* No connection comes about, and why. With REFIT_ERR_SECURITY the session ends once this has been
  * so for the heartbeat timeout; else it goes on trying. */

@@ -72,10 +72,13 @@ static void run_commands(subscriber_service *service)
     rft_order order;
     refit_device *device = rft_mailbox_take_device(&service->mailbox);
     if (device != NULL) rft_session_use_device(&service->session, device, rft_now());
+    rft_session_take_whole(&service->session, rft_mailbox_is_whole(&service->mailbox), rft_now());
+    rft_session_collect(&service->session); /* before a decision about them */
     while (rft_mailbox_next_order(&service->mailbox, &order)) {
         int64_t now = rft_now();
         switch (order.kind) {
-        case RFT_ORDER_ACCEPT: rft_session_accept(&service->session, now); break;
+        case RFT_ORDER_ACCEPT:
+        case RFT_ORDER_STAGE: rft_session_accept(&service->session, now); break;
         case RFT_ORDER_REFUSE:
             rft_session_refuse(&service->session, order.code, order.kept, order.reason, now);
             break;
@@ -278,7 +281,10 @@ refit_status refit_subscriber_bind(refit_subscriber *subscriber, const refit_des
                   "refit_subscriber_bind needs a subscriber and at least one destination");
     RFT_REFUSE_IF(rft_in_place_is_bound(&subscriber->engine), error, REFIT_ERR_STATE,
                   "destinations are bound already: call refit_subscriber_unbind first");
-    return rft_in_place_bind(&subscriber->engine, list, count, &subscriber->service.config, error);
+    RFT_TRY(
+        rft_in_place_bind(&subscriber->engine, list, count, &subscriber->service.config, error));
+    rft_mailbox_take_whole(&subscriber->service.mailbox, true);
+    return REFIT_OK;
 }
 
 refit_status refit_subscriber_unbind(refit_subscriber *subscriber, refit_error *error)
@@ -288,7 +294,9 @@ refit_status refit_subscriber_unbind(refit_subscriber *subscriber, refit_error *
     RFT_REFUSE_IF(subscriber->engine.applied, error, REFIT_ERR_STATE,
                   "version %llu is applied and undecided: accept or refuse it first",
                   (unsigned long long)refit_update_version(&subscriber->update));
-    return rft_in_place_unbind(&subscriber->engine, error);
+    RFT_TRY(rft_in_place_unbind(&subscriber->engine, error));
+    rft_mailbox_take_whole(&subscriber->service.mailbox, false);
+    return REFIT_OK;
 }
 
 /* ---- Receiving */
@@ -418,10 +426,25 @@ static refit_status check_open(const refit_update *update, refit_error *error)
     return REFIT_OK;
 }
 
+static rft_piece_queue *pieces_of(const refit_update *update)
+{
+    return update->image->pieces;
+}
+
+int refit_update_is_streamed(const refit_update *update)
+{
+    return update != NULL && update->image != NULL && pieces_of(update) != NULL;
+}
+
 /* The trainer may change what it has lent as soon as this worker has decided. */
 static refit_status check_readable(const refit_update *update, refit_error *error)
 {
     RFT_TRY(check_open(update, error));
+    RFT_REFUSE_IF(
+        pieces_of(update) != NULL, error, REFIT_ERR_STATE,
+        "version %llu comes piece by piece (refit_update_is_streamed): it lies nowhere as "
+        "a whole; copy it with refit_update_copy or refit_update_next_pieces",
+        (unsigned long long)update->image->id.version);
     RFT_REFUSE_IF(update->decided && update->image->gpu != NULL, error, REFIT_ERR_STATE,
                   "version %llu was accepted or refused, and its memory on the GPU is the "
                   "trainer's again",
@@ -434,6 +457,8 @@ refit_status refit_update_digest(const refit_update *update, unsigned char diges
 {
     RFT_TRY(check_open(update, error));
     RFT_REFUSE_IF(digest == NULL, error, REFIT_ERR_INVALID, "refit_update_digest needs `digest`");
+    RFT_REFUSE_IF(pieces_of(update) != NULL && !update->decided, error, REFIT_ERR_STATE,
+                  "the digest of a version that comes piece by piece is known once it is accepted");
     memcpy(digest, update->image->id.digest.bytes, 16);
     return REFIT_OK;
 }
@@ -458,7 +483,8 @@ refit_status refit_update_tensor(const refit_update *update, uint32_t index, ref
 
 refit_device *refit_update_device(const refit_update *update)
 {
-    bool gpu = update != NULL && update->image != NULL && update->image->gpu != NULL;
+    bool gpu = update != NULL && update->image != NULL &&
+               (update->image->gpu != NULL || pieces_of(update) != NULL);
     return gpu ? update->subscriber->device : NULL;
 }
 
@@ -480,7 +506,7 @@ refit_status refit_update_retain(refit_update *update, size_t room, void **out, 
     RFT_TRY(check_open(update, error));
     RFT_REFUSE_IF(out == NULL, error, REFIT_ERR_INVALID, "refit_update_retain needs `out`");
     rft_image *image = update->image;
-    RFT_REFUSE_IF(image->gpu != NULL, error, REFIT_ERR_UNSUPPORTED,
+    RFT_REFUSE_IF(refit_update_device(update) != NULL, error, REFIT_ERR_UNSUPPORTED,
                   "a GPU's memory cannot be kept beyond the update");
     rft_segment *memory = image->mapping != NULL ? &image->mapping->segment : &image->memory;
     return rft_segment_retain(memory, room, out, error);
@@ -489,23 +515,6 @@ refit_status refit_update_retain(refit_update *update, size_t room, void **out, 
 void refit_update_release(void *kept)
 {
     rft_segment_release(kept);
-}
-
-refit_status refit_update_copy(refit_update *update, const refit_target *list, uint32_t count,
-                               refit_stream_ref after, refit_error *error)
-{
-    RFT_TRY(check_readable(update, error));
-    RFT_REFUSE_IF(list == NULL && count > 0, error, REFIT_ERR_INVALID,
-                  "refit_update_copy needs a list of targets");
-    refit_subscriber *subscriber = update->subscriber;
-    RFT_REFUSE_IF(subscriber->device == NULL, error, REFIT_ERR_STATE,
-                  "no GPU to copy to: say which with refit_subscriber_use_device");
-    bool begun = false;
-    refit_status status =
-        rft_gpu_copy_run(&subscriber->copy, subscriber->device, &subscriber->service.config,
-                         update->image, list, count, after, &begun, error);
-    if (begun && status != REFIT_OK) update->torn = true;
-    return status;
 }
 
 /* ---- An update: deciding */
@@ -532,10 +541,64 @@ static refit_status check_undecided(const refit_update *update, refit_error *err
     return REFIT_OK;
 }
 
+/* ---- An update that comes piece by piece */
+
+/* The next pieces; `*out` NULL: that was all. */
+static refit_status take_pieces(refit_update *update, uint32_t timeout_ms, const rft_pieces **out,
+                                refit_error *error)
+{
+    RFT_REFUSE_IF(update->decided, error, REFIT_ERR_STATE,
+                  "version %llu was accepted or refused, and its pieces are gone",
+                  (unsigned long long)update->image->id.version);
+    return rft_piece_queue_next(pieces_of(update), rft_deadline(timeout_ms), out, error);
+}
+
+refit_status refit_update_next_pieces(refit_update *update, uint32_t timeout_ms,
+                                      const refit_piece **pieces, uint32_t *count,
+                                      refit_error *error)
+{
+    const rft_pieces *found;
+    RFT_TRY(check_open(update, error));
+    RFT_REFUSE_IF(pieces == NULL || count == NULL, error, REFIT_ERR_INVALID,
+                  "refit_update_next_pieces needs `pieces` and `count`");
+    RFT_REFUSE_IF(pieces_of(update) == NULL, error, REFIT_ERR_STATE,
+                  "version %llu lies in memory as a whole: read its tensors",
+                  (unsigned long long)update->image->id.version);
+    refit_subscriber *subscriber = update->subscriber;
+    RFT_TRY(take_pieces(update, timeout_ms, &found, error));
+    refit_status status =
+        rft_gpu_copy_verify(&subscriber->copy, subscriber->device, &subscriber->service.config,
+                            update->image, found, error);
+    if (status != REFIT_OK) update->torn = true;
+    RFT_TRY(status);
+    *pieces = found == NULL ? NULL : found->list;
+    *count = found == NULL ? 0 : found->count;
+    return REFIT_OK;
+}
+
+refit_status refit_update_copy(refit_update *update, const refit_target *list, uint32_t count,
+                               refit_stream_ref after, refit_error *error)
+{
+    bool streamed = refit_update_is_streamed(update);
+    RFT_TRY(streamed ? check_undecided(update, error) : check_readable(update, error));
+    RFT_REFUSE_IF(list == NULL && count > 0, error, REFIT_ERR_INVALID,
+                  "refit_update_copy needs a list of targets");
+    refit_subscriber *subscriber = update->subscriber;
+    RFT_REFUSE_IF(subscriber->device == NULL, error, REFIT_ERR_STATE,
+                  "no GPU to copy to: say which with refit_subscriber_use_device");
+    bool begun = false;
+    refit_status status = (streamed ? rft_gpu_copy_pieces : rft_gpu_copy_run)(
+        &subscriber->copy, subscriber->device, &subscriber->service.config, update->image, list,
+        count, after, &begun, error);
+    if (begun && status != REFIT_OK) update->torn = true;
+    return status;
+}
+
 refit_status refit_update_apply(refit_update *update, uint32_t *left, refit_error *error)
 {
     RFT_TRY(check_undecided(update, error));
     refit_subscriber *subscriber = update->subscriber;
+    RFT_TRY(check_readable(update, error)); /* bound since it began to come, perhaps */
     RFT_REFUSE_IF(!rft_in_place_is_bound(&subscriber->engine), error, REFIT_ERR_STATE,
                   "nothing is bound that version %llu could be applied into: call "
                   "refit_subscriber_bind first",
@@ -563,6 +626,26 @@ static refit_status take_back(refit_update *update, refit_error *error)
         (unsigned long long)update->image->id.version, why.text);
 }
 
+/* The trainer's decision is waited for: it comes within its deadlines, or it is lost. */
+static refit_status accept_pieces(refit_update *update, refit_error *error)
+{
+    refit_error why;
+    rft_mailbox *mailbox = &update->subscriber->service.mailbox;
+    uint64_t version = update->image->id.version;
+    RFT_REFUSE_IF(!rft_piece_queue_is_whole(pieces_of(update)), error, REFIT_ERR_STATE,
+                  "version %llu comes piece by piece, and not all of it was copied",
+                  (unsigned long long)version);
+    rft_mailbox_order(mailbox, &(rft_order){.kind = RFT_ORDER_STAGE}, version);
+    if (rft_piece_queue_await_commit(pieces_of(update), INT64_MAX, &why) == REFIT_OK) {
+        update->decided = true;
+        rft_mailbox_note_version(mailbox, version);
+        return REFIT_OK;
+    }
+    decide_refuse(update, (refit_status)why.status, why.text, 0);
+    return rft_fail(error, (refit_status)why.status,
+                    "%s: the engine holds no version whole, load the next one", why.text);
+}
+
 refit_status refit_update_accept(refit_update *update, refit_error *error)
 {
     RFT_TRY(check_undecided(update, error));
@@ -579,6 +662,7 @@ refit_status refit_update_accept(refit_update *update, refit_error *error)
                   "a copy of version %llu to the engine failed, and the engine holds no version "
                   "whole: refuse it",
                   (unsigned long long)update->image->id.version);
+    if (pieces_of(update) != NULL) return accept_pieces(update, error);
     if (!rft_image_is_intact(update->image)) {
         (void)take_back(update, NULL);
         decide_refuse(update, REFIT_ERR_STALE, "overwritten by the trainer before it was accepted",
@@ -598,8 +682,9 @@ refit_status refit_update_refuse(refit_update *update, const char *reason, int k
 {
     RFT_TRY(check_undecided(update, error));
     refit_status status = take_back(update, error);
+    bool written = pieces_of(update) != NULL && rft_piece_queue_was_read(pieces_of(update));
     decide_refuse(update, REFIT_ERR_PEER, reason == NULL ? "" : reason,
-                  kept && status == REFIT_OK && !update->torn);
+                  kept && status == REFIT_OK && !update->torn && !written);
     return status;
 }
 

@@ -63,6 +63,7 @@ static const rft_field join_fields[] = {
     {"proof", U64(join.proof), .optional = true},
     {"reason", TEXT(join.reason), .optional = true, .most = TEXT_MOST},
     {"gpu", BOOL(join.gpu), .optional = true},
+    {"pieces", BOOL(join.pieces), .optional = true},
 };
 
 static const rft_field refuse_fields[] = {
@@ -123,6 +124,19 @@ static const rft_field lend_fields[] = {
     {"places", BYTES(lend.places), .unit = RFT_PLACE_BYTES, .least = 1, .limit = RFT_LIMIT_TENSORS},
 };
 
+static const rft_field pieces_fields[] = {
+    {"version", U64(pieces.version), .least = 1},
+    {"sequence", U32(pieces.sequence), .least = 1},
+    {"lock", TEXT(pieces.lock), .least = 1, .most = SEGMENT_MOST},
+    {"areas", BYTES(pieces.areas), .unit = RFT_SHARE_BYTES, .least = 1, .limit = RFT_LIMIT_TENSORS},
+    {"list", BYTES(pieces.list), .unit = RFT_PIECE_BYTES, .least = 1, .limit = RFT_LIMIT_TENSORS},
+};
+
+static const rft_field taken_fields[] = {
+    {"version", U64(taken.version), .least = 1},
+    {"sequence", U32(taken.sequence), .least = 1},
+};
+
 /* And COMMITTED. */
 static const rft_field staged_fields[] = {
     {"version", U64(staged.version), .least = 1},
@@ -177,7 +191,8 @@ static const rft_fields lists[RFT_MESSAGE_KINDS] = {
     [RFT_COMMIT] = LIST(commit_fields),     [RFT_COMMITTED] = LIST(staged_fields),
     [RFT_RELEASED] = LIST(commit_fields),   [RFT_FAILED] = LIST(failed_fields),
     [RFT_ABORT] = LIST(abort_fields),       [RFT_BEAT] = LIST(beat_fields),
-    [RFT_BYE] = LIST(bye_fields),
+    [RFT_BYE] = LIST(bye_fields),           [RFT_PIECES] = LIST(pieces_fields),
+    [RFT_TAKEN] = LIST(taken_fields),
 };
 
 const char *rft_message_kind_name(rft_message_kind kind)
@@ -201,7 +216,7 @@ static rft_fields fields_of(rft_message_kind kind)
 /* What grows with the number of tensors has the manifest's limit. */
 static uint64_t most_bytes(rft_message_kind kind, const rft_limits *limits)
 {
-    bool large = kind == RFT_MANIFEST || kind == RFT_SEAL || kind == RFT_LEND;
+    bool large = kind == RFT_MANIFEST || kind == RFT_SEAL || kind == RFT_LEND || kind == RFT_PIECES;
     return large ? limits->manifest_bytes : limits->message_bytes;
 }
 

@@ -58,7 +58,9 @@ rft_limits rft_limits_from(const refit_config *config);
     X(ABORT, "abort")         /* P→S drop what you staged */                                     \
     X(BEAT, "beat")           /* both: alive */                                                    \
     X(BYE, "bye")             /* both: leaving in good order */                                    \
-    X(LEND, "lend")           /* P→S where in the GPU's memory a version's bytes lie */
+    X(LEND, "lend")           /* P→S where in the GPU's memory a version's bytes lie */          \
+    X(PIECES, "pieces")       /* P→S where the next of them lie, for a while */                  \
+    X(TAKEN, "taken")         /* S→P copied: their memory may be written again */
 
 typedef enum rft_message_kind {
 #define RFT_MESSAGE_ENUM(name, text) RFT_##name,
@@ -115,6 +117,7 @@ typedef struct rft_message {
             rft_view reason; /* why not a better path, for the report; may be empty */
             bool gpu;        /* it has mapped `share`, and takes versions where they are lent; needs
                                 `proof` */
+            bool pieces;     /* and takes versions piece by piece, before they are committed */
         } join;
         struct {
             uint32_t code; /* a refit_status */
@@ -159,6 +162,17 @@ typedef struct rft_message {
             rft_view areas;  /* RFT_SHARE_BYTES each: allocations of the GPU */
             rft_view places; /* RFT_PLACE_BYTES each, of the tensors in order, aliases left out */
         } lend;
+        struct {
+            uint64_t version;
+            uint32_t sequence; /* 1, 2, … */
+            rft_view lock;     /* as in LEND, with `areas` */
+            rft_view areas;
+            rft_view list; /* RFT_PIECE_BYTES each; those of a tensor in order, without gaps */
+        } pieces;
+        struct {
+            uint64_t version;
+            uint32_t sequence; /* of PIECES; and all before it */
+        } taken;
         struct {
             uint64_t version;
             rft_digest128 digest;
@@ -210,9 +224,13 @@ refit_status rft_message_decode(rft_view bytes, const rft_limits *limits, rft_me
 #define RFT_PLACE_BYTES     12u
 #define RFT_PLACE_ALIGNMENT 16u
 
-/* Memory of a GPU as WELCOME and LEND name it: UUID, handle, then offset, bytes and address, 8
- * bytes each, little-endian. Any bytes of that length can be read; rft_device_share_map checks what
- * they say.
+/* A piece of a tensor: the tensor's index, 4 bytes; its place, RFT_PLACE_BYTES; the offset in the
+ * tensor, a multiple of 8, and the length, 8 bytes each, little-endian. */
+#define RFT_PIECE_BYTES (20u + RFT_PLACE_BYTES)
+
+/* Memory of a GPU as WELCOME, LEND and PIECES name it: UUID, handle, then offset, bytes and
+ * address, 8 bytes each, little-endian. Any bytes of that length can be read; rft_device_share_map
+ * checks what they say.
  */
 #define RFT_SHARE_BYTES 112u
 

@@ -200,6 +200,19 @@ static void fill(protocol_bench *bench, uint32_t *seed, rft_message *message)
         message->as.lend.places =
             (rft_view){nothing, (size_t)RFT_PLACE_BYTES * (1 + draw(seed, 3))};
         break;
+    case RFT_PIECES:
+        message->as.pieces.version = draw_version(bench, seed);
+        message->as.pieces.sequence = 1 + draw(seed, 3);
+        message->as.pieces.lock = draw_text(seed);
+        message->as.pieces.areas =
+            (rft_view){nothing, (size_t)RFT_SHARE_BYTES * (1 + draw(seed, 3))};
+        message->as.pieces.list =
+            (rft_view){nothing, (size_t)RFT_PIECE_BYTES * (1 + draw(seed, 3))};
+        break;
+    case RFT_TAKEN:
+        message->as.taken.version = draw_version(bench, seed);
+        message->as.taken.sequence = 1 + draw(seed, 3);
+        break;
     case RFT_SEAL: fill_seal(bench, seed, message); break;
     case RFT_STAGED:
     case RFT_COMMITTED:

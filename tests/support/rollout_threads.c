@@ -44,11 +44,77 @@ typedef struct update_view {
     uint32_t count;
     refit_tensor tensors[ROLLOUT_TENSORS];
     const void *bytes[ROLLOUT_TENSORS];
+    void *engine; /* memory of the device that a streamed version is copied to */
 } update_view;
 
-static void view_open(update_view *view, const refit_update *update)
+/* By the pieces, as a loader of the user's own would. */
+static refit_status load_pieces(const update_view *view, refit_update *update)
+{
+    const refit_piece *pieces;
+    uint32_t count = 0;
+    do {
+        RFT_TRY(refit_update_next_pieces(update, WAIT_MS, &pieces, &count, NULL));
+        for (uint32_t i = 0; i < count; i++) {
+            const unsigned char *base = view->bytes[pieces[i].tensor];
+            unsigned char *engine = view->engine;
+            RFT_TRY(refit_stream_copy(view->device, REFIT_STREAM_NONE,
+                                      engine + (base - (const unsigned char *)engine) +
+                                          pieces[i].offset,
+                                      pieces[i].memory, pieces[i].bytes, NULL));
+        }
+    } while (count > 0);
+    return REFIT_OK;
+}
+
+static refit_status load_targets(const update_view *view, refit_update *update)
+{
+    refit_target targets[ROLLOUT_TENSORS];
+    unsigned char *engine = view->engine;
+    for (uint32_t i = 0; i < view->count; i++) {
+        const unsigned char *base = view->bytes[i];
+        targets[i] = (refit_target){i, engine + (base - (const unsigned char *)engine),
+                                    view->tensors[i].bytes};
+    }
+    return refit_update_copy(update, targets, view->count, REFIT_STREAM_NONE, NULL);
+}
+
+/* Into memory of the worker's own, in both ways by turns. */
+static void view_load(update_view *view, refit_update *update)
+{
+    uint64_t bytes = 0;
+    refit_status status = REFIT_OK;
+    view->count = refit_update_count(update);
+    for (uint32_t i = 0; i < view->count && status == REFIT_OK; i++) {
+        view->tensors[i].size = sizeof *view->tensors;
+        status = refit_update_tensor(update, i, &view->tensors[i], NULL, NULL);
+        bytes += view->tensors[i].bytes + 64;
+    }
+    if (status == REFIT_OK) status = refit_memory_alloc(view->device, bytes, &view->engine, NULL);
+    unsigned char *at = view->engine;
+    for (uint32_t i = 0; i < view->count && status == REFIT_OK; i++) {
+        uint32_t alias = view->tensors[i].alias_of;
+        view->bytes[i] = alias == REFIT_NO_ALIAS ? at : view->bytes[alias];
+        at += (view->tensors[i].bytes + 63) / 64 * 64;
+    }
+    if (status == REFIT_OK)
+        status = refit_update_version(update) % 2 == 0 ? load_targets(view, update)
+                                                       : load_pieces(view, update);
+    if (status != REFIT_OK) view->count = 0;
+}
+
+static refit_status view_close(const update_view *view)
+{
+    if (view->engine == NULL) return REFIT_OK;
+    return refit_memory_free(view->device, view->engine, NULL);
+}
+
+static void view_open(update_view *view, refit_update *update)
 {
     *view = (update_view){.device = refit_update_device(update)};
+    if (refit_update_is_streamed(update)) {
+        view_load(view, update);
+        return;
+    }
     uint32_t count = refit_update_count(update);
     for (; count <= ROLLOUT_TENSORS && view->count < count; view->count++) {
         refit_tensor *tensor = &view->tensors[view->count];
@@ -96,12 +162,14 @@ static void handle(rollout_thread *member, refit_update *update)
     if (status == REFIT_OK && member->count < ROLLOUT_VERSIONS) {
         member->versions[member->count] = refit_update_version(update);
         member->on_device[member->count] = refit_update_device(update) != NULL;
+        member->streamed[member->count] = refit_update_is_streamed(update) != 0;
         member->digests[member->count++] = digest;
     }
     rft_cond_wake_all(&member->changed);
     if (action == ROLLOUT_KEEP) keep(member, &view, digest);
     rft_unlock(&member->lock);
     refit_update_close(update);
+    if (view_close(&view) != REFIT_OK) abort();
 }
 
 static void *work(void *user)
@@ -229,15 +297,26 @@ refit_status rollouts_end(rollout_thread *member)
     return end;
 }
 
-bool rollouts_was_on_device(rollout_thread *member, uint64_t version)
+/* One flag of the last update of that version. */
+static bool flag_of(rollout_thread *member, uint64_t version, const bool *flags)
 {
     bool found = false;
     rft_lock(&member->lock);
     for (uint32_t i = 0; i < member->count; i++) {
-        if (member->versions[i] == version) found = member->on_device[i];
+        if (member->versions[i] == version) found = flags[i];
     }
     rft_unlock(&member->lock);
     return found;
+}
+
+bool rollouts_was_on_device(rollout_thread *member, uint64_t version)
+{
+    return flag_of(member, version, member->on_device);
+}
+
+bool rollouts_was_streamed(rollout_thread *member, uint64_t version)
+{
+    return flag_of(member, version, member->streamed);
 }
 
 uint32_t rollouts_count(rollout_thread *member, uint64_t version)

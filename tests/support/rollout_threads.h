@@ -33,6 +33,7 @@ typedef struct rollout_thread {
     uint64_t versions[ROLLOUT_VERSIONS]; /* seen, oldest first */
     uint64_t digests[ROLLOUT_VERSIONS];
     bool on_device[ROLLOUT_VERSIONS]; /* its bytes lay there */
+    bool streamed[ROLLOUT_VERSIONS];  /* and came piece by piece */
     uint32_t count;
     refit_status end; /* why it stopped */
 } rollout_thread;
@@ -58,6 +59,8 @@ uint64_t rollouts_wait(rollout_thread *member, uint64_t version, uint32_t times)
 refit_status rollouts_end(rollout_thread *member);
 /* Whether the last update of that version lay in the GPU's memory. */
 bool rollouts_was_on_device(rollout_thread *member, uint64_t version);
+/* Whether it came piece by piece. */
+bool rollouts_was_streamed(rollout_thread *member, uint64_t version);
 uint32_t rollouts_count(rollout_thread *member, uint64_t version);
 
 /* The digest that rollouts_wait returns for these tensors. */

@@ -93,6 +93,7 @@ static const field FIELDS[] = {
     NUMBER(JOIN, join.proof, 0, UINT64_MAX),
     TEXT(JOIN, join.reason),
     NUMBER(JOIN, join.gpu, 0, 1),
+    NUMBER(JOIN, join.pieces, 0, 1),
 
     NUMBER(REFUSE, refuse.code, 1, UINT32_MAX),
     NUMBER(REFUSE, refuse.final, 0, 1),
@@ -129,6 +130,14 @@ static const field FIELDS[] = {
     NAME(LEND, lend.lock, 1),
     VIEW(LEND, lend.areas, 0, 2 * RFT_SHARE_BYTES, many_bytes),
     VIEW(LEND, lend.places, RFT_PLACE_BYTES, 3 * RFT_PLACE_BYTES, many_bytes),
+
+    NUMBER(PIECES, pieces.version, 1, UINT64_MAX),
+    NUMBER(PIECES, pieces.sequence, 1, UINT32_MAX),
+    NAME(PIECES, pieces.lock, 1),
+    VIEW(PIECES, pieces.areas, RFT_SHARE_BYTES, 2 * RFT_SHARE_BYTES, many_bytes),
+    VIEW(PIECES, pieces.list, RFT_PIECE_BYTES, 3 * RFT_PIECE_BYTES, many_bytes),
+    NUMBER(TAKEN, taken.version, 1, UINT64_MAX),
+    NUMBER(TAKEN, taken.sequence, 1, UINT32_MAX),
 
     NUMBER(SEAL, seal.version, 1, UINT64_MAX),
     DIGEST(SEAL, seal.digest, 7),

@@ -556,6 +556,9 @@ typedef struct refit_target {
  * copies are slower, and the log says so. What the caller wrote into views of shared memory is not
  * copied.
  *
+ * A version that comes piece by piece (refit_update_is_streamed) is copied as it comes, until all
+ * of it has, with a wait for each list of pieces.
+ *
  * After a call that has failed once it had begun to copy (CORRUPT, TIMEOUT, an error of the device)
  * the update can only be refused, and that counts with `kept` 0.
  *
@@ -572,6 +575,48 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_update_copy(refit_update *update,
                                                           const refit_target *list, uint32_t count,
                                                           refit_stream_ref after,
                                                           refit_error *error);
+
+/*
+ * Whether the version comes piece by piece, through a bounded part of the GPU's memory, while the
+ * trainer is writing it. It is not committed yet, and lies nowhere as a whole: its tensors have no
+ * bytes (refit_update_tensor), and refit_update_apply is refused. refit_update_copy copies it, or
+ * refit_update_next_pieces gives the pieces. Then the engine has lost the version before: where
+ * anything fails, it holds no version whole, the update can only be refused, and that counts with
+ * `kept` 0. refit_update_accept waits for the trainer's decision.
+ *
+ * Versions come so where the trainer has made tensors on the way, more than
+ * broadcast.gpu_bucket_bytes of them, and every worker on its GPU can take them; one that has bound
+ * destinations (refit_subscriber_bind) takes no pieces.
+ */
+REFIT_API int refit_update_is_streamed(const refit_update *update);
+
+/* A piece of a tensor, in the memory of refit_update_device. */
+typedef struct refit_piece {
+    uint32_t tensor; /* its index in the version; never that of a tied one */
+    uint64_t offset; /* in the tensor, in bytes */
+    uint64_t bytes;
+    const void *memory; /* aligned to 16; until the next call, and for reading */
+} refit_piece;
+
+/*
+ * Waits for the next pieces of a streamed version. The call says that those before have been
+ * copied: the trainer writes others in their place, so the copies must be done. Pieces of a tensor
+ * come in order, and make it up without gaps. `*count` 0: all have come, and are those that the
+ * trainer wrote. Blocks at most `timeout_ms`, and for a digest of the pieces on the GPU.
+ *
+ * Errors:
+ * - REFIT_ERR_STATE: the version is not streamed, or the update is closed or decided
+ * - REFIT_ERR_TIMEOUT: call again
+ * - REFIT_ERR_CANCELLED, REFIT_ERR_CLOSED, REFIT_ERR_PROTOCOL, …: the version came to nothing;
+ *   refuse it
+ * - REFIT_ERR_CORRUPT: the trainer changed the pieces while they were read; refuse it
+ * - those of the device
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_update_next_pieces(refit_update *update,
+                                                                 uint32_t timeout_ms,
+                                                                 const refit_piece **pieces,
+                                                                 uint32_t *count,
+                                                                 refit_error *error);
 
 /*
  * Finds a tensor's index by name.
@@ -615,10 +660,14 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_update_apply(refit_update *update,
 
 /*
  * Tells the trainer that the engine runs on this version from now on. Views of host memory stay
- * until close; a trainer with one slot waits for that. REFIT_OK also if the trainer was lost
- * meanwhile: the engine does run on the version, and the next trainer is told so.
+ * until close; a trainer with one slot waits for that. Does not block, but for a version that came
+ * piece by piece: it returns when the trainer has committed or aborted it, within its deadlines.
+ * REFIT_OK also if the trainer was lost meanwhile: the engine does run on the version, and the next
+ * trainer is told so.
  *
  * Errors:
+ * - REFIT_ERR_CANCELLED, REFIT_ERR_CLOSED: a version that came piece by piece was aborted, or its
+ *   trainer is lost: the update counts as refused with nothing kept
  * - REFIT_ERR_STALE: the trainer had evicted this worker and took the memory for a newer version.
  *   Bytes that were read may be torn: the update counts as refused with nothing kept, and applied
  *   bytes are put back
