@@ -4,7 +4,7 @@
  * What the trainer makes on the way, and has no room for on the GPU, lies there for a while only:
  * PIECES says where, the caller copies it into the engine, and TAKEN lets the trainer write the
  * next pieces there. So the engine is written before the version is committed, and a version that
- * fails leaves it torn; the caller's verdict waits for the trainer's.
+ * fails leaves it torn; the caller's accept waits for the trainer's decision.
  *
  *                  PIECES, …            SEAL                    accept            COMMIT
  *     OPEN ───────────────────► OPEN ─────────► WHOLE (all fits) ─────► (STAGED) ─────────►

@@ -78,6 +78,8 @@ def work(device, endpoint, name, pipe, options):
         halved(model)
     given = {} if on_gpu(device) else {"device": None}
     subscriber = refit.Subscriber(endpoint, worker=name, timeout=WAIT_S, **given)
+    if options.get("bind"):
+        subscriber.bind(model)
     pipe.send("there")
     with subscriber:
         for update in subscriber:
@@ -88,6 +90,13 @@ def work(device, endpoint, name, pipe, options):
                     pipe.recv()  # nothing comes: it is killed
                 if options.get("bind"):
                     update.apply()
+                elif options.get("iterates"):
+                    state = model.state_dict()
+                    with torch.no_grad():
+                        for name, tensor in update.tensors():
+                            state[name].copy_(tensor)
+                elif options.get("casts"):
+                    update.load_into(model, cast=True)
                 else:
                     update.load_into(model)
             pipe.send((update.version, update.device, bits_of(model)))
@@ -197,10 +206,27 @@ def what_is_made_on_the_way_is_copied(device):
             expect(engine, halved(twin_of(model, device)), version, device)
 
 
-def more_copies_than_allowed_go_over_the_host(device):
+def more_copies_than_allowed_are_streamed(device):
     model = Model(device)
     with trainer(device, broadcast_gpu_bucket_bytes="64KiB") as publisher:
-        engine = Engine(device, publisher.endpoint, "one", halved=True)
+        loads = Engine(device, publisher.endpoint, "loads", halved=True)
+        iterates = Engine(device, publisher.endpoint, "iterates", halved=True, iterates=True)
+        casts = Engine(device, publisher.endpoint, "casts", casts=True)
+        publisher.wait_workers(3, WAIT_S)
+        for version in (1, 2, 3):
+            with torch.no_grad():
+                model.odd.add_(version)
+            publisher.publish(refit.named_weights(model, dtype=torch.bfloat16))
+            short = halved(twin_of(model, device))
+            expect(loads, short, version, device)
+            expect(iterates, short, version, device)
+            expect(casts, twin_of(short, device), version, device)
+
+
+def more_than_a_bound_engine_may_have_goes_over_the_host(device):
+    model = Model(device)
+    with trainer(device, broadcast_gpu_bucket_bytes="64KiB") as publisher:
+        engine = Engine(device, publisher.endpoint, "one", halved=True, bind=True)
         publisher.wait_workers(1, WAIT_S)
         publisher.publish(refit.named_weights(model, dtype=torch.bfloat16))
         expect(engine, halved(twin_of(model, device)), 1, device, there=False)
@@ -245,7 +271,8 @@ SCENES = {
         two_engines_read_at_once,
         weights_that_were_freed_and_taken_again_are_read_where_they_are,
         what_is_made_on_the_way_is_copied,
-        more_copies_than_allowed_go_over_the_host,
+        more_copies_than_allowed_are_streamed,
+        more_than_a_bound_engine_may_have_goes_over_the_host,
         an_engine_killed_while_it_reads_costs_a_version,
     )
 }

@@ -268,6 +268,7 @@ static rft_message message_of(session_bench *bench, rft_message_kind kind)
     case RFT_OFFER: return sample_offer(other, BENCH_EPOCH, 0, NULL, 0);
     case RFT_FRAME: message.as.frame.version = other->version; return message;
     case RFT_LEND: message.as.lend.version = other->version; return message;
+    case RFT_PIECES: message.as.pieces.version = other->version; return message;
     case RFT_SEAL: return sample_seal(other);
     case RFT_COMMIT: return sample_commit(other);
     case RFT_ABORT: return sample_abort(other);
@@ -287,6 +288,7 @@ static const rft_session_state leads_to[RFT_MESSAGE_KINDS][STATES] = {
     [RFT_OFFER] = {CONNECTING, CONNECTING, CONNECTING, STAGING, STAGING, APPLYING},
     [RFT_FRAME] = {CONNECTING, CURRENT, CURRENT, STAGING, STAGED, APPLYING},
     [RFT_LEND] = {CONNECTING, CURRENT, CURRENT, STAGING, STAGED, APPLYING},
+    [RFT_PIECES] = {CONNECTING, CURRENT, CURRENT, STAGING, STAGED, APPLYING},
     [RFT_SEAL] = {CONNECTING, CURRENT, CURRENT, STAGING, STAGED, APPLYING},
     [RFT_COMMIT] = {CONNECTING, CURRENT, CURRENT, STAGING, STAGED, APPLYING},
     [RFT_ABORT] = {CONNECTING, CURRENT, CURRENT, STAGING, STAGED, APPLYING},

@@ -166,7 +166,7 @@ PLAY_TEST(where_the_gpu_is_full_versions_go_another_way)
 {
     gpu_play_open(play, NULL);
     rollout_thread *member = gpu_play_hire(play, true, ROLLOUT_ACCEPT);
-    fake_cuda_fail("cuMemAlloc", 2, 1, RFT_CU_OUT_OF_MEMORY); /* the first is the weights' own */
+    fake_cuda_fail("cuMemAlloc", 2, 2, RFT_CU_OUT_OF_MEMORY); /* the first is the weights' own */
     gpu_play_bring(play, member, 1);
     assert_false(rollouts_was_on_device(member, 1));
     assert_int_equal(gpu_play_path(play, member), REFIT_PATH_SHM);
@@ -190,7 +190,7 @@ PLAY_TEST(where_the_gpu_is_full_and_required_a_write_says_so)
     rollout_thread *member = gpu_play_hire(play, true, ROLLOUT_ACCEPT);
     (void)gpu_play_publish(play, 1);
     trainer_begin(&play->trainer, 2);
-    fake_cuda_fail("cuMemAlloc", 1, 1, RFT_CU_OUT_OF_MEMORY);
+    fake_cuda_fail("cuMemAlloc", 1, 3, RFT_CU_OUT_OF_MEMORY); /* for pieces, too */
     assert_refused(write_first(play, error), REFIT_ERR_DEVICE_MEMORY, "broadcast.gpu");
     assert_ok(refit_publisher_abort(play->trainer.publisher, NULL));
     assert_int_equal(refit_publisher_version(play->trainer.publisher), 1);
@@ -461,6 +461,7 @@ static void begin_slot(rft_gpu_store *store, uint32_t slot)
 {
     assert_ok(rft_gpu_store_clear(store, slot, NULL));
     store->writing = slot;
+    store->slots[slot].version = slot + 1;
     if (store->slots[slot].block->chunk_count == 0)
         assert_ok(rft_gpu_store_grow(store, BYTES, NULL));
     store->slots[slot].block->chunks[0].used = BYTES;

@@ -459,6 +459,16 @@ class refit_target(Structure):
     ]
 
 
+class refit_piece(Structure):
+    __slots__ = ()
+    _fields_ = [
+        ("tensor", c_uint32),
+        ("offset", c_uint64),
+        ("bytes", c_uint64),
+        ("memory", c_void_p),
+    ]
+
+
 class refit_region_desc(Structure):
     __slots__ = ()
     _fields_ = [
@@ -951,6 +961,16 @@ PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
         POINTER(refit_target),
         c_uint32,
         refit_stream_ref,
+        POINTER(refit_error),
+    ]),
+    "refit_update_is_streamed": (c_int, [
+        c_void_p,
+    ]),
+    "refit_update_next_pieces": (c_int, [
+        c_void_p,
+        c_uint32,
+        POINTER(POINTER(refit_piece)),
+        POINTER(c_uint32),
         POINTER(refit_error),
     ]),
     "refit_update_find": (c_int, [

@@ -83,6 +83,28 @@ def apply(plan: Plan) -> Loaded:
     return plan.left_out
 
 
+def apply_as_they_come(plan: Plan, tensors: Iterator[tuple[str, Any]]) -> Loaded:
+    """The same from tensors that come one after the other. Blocks until all have."""
+    import torch
+
+    places: dict[str, list[Any]] = {}
+    for view, place in plan.copies:
+        if not hasattr(place.tensor, "data_ptr"):
+            raise UnsupportedError(
+                f"{view.name} is to go into a {type(place.tensor).__name__}, and the version is "
+                "streamed: load it into PyTorch tensors"
+            )
+        places.setdefault(view.name, []).append(place.tensor)
+    for name, tensor in tensors:
+        for place in places.get(name, ()):
+            with interrupts_held(), torch.inference_mode():
+                place.detach().copy_(tensor)
+    for place in (one for some in places.values() for one in some):
+        if place.device.type == "cuda":
+            torch.cuda.current_stream(place.device).synchronize()
+    return plan.left_out
+
+
 def _fill_tensors(copies: list[tuple[View, Any]]) -> None:
     import torch
 

@@ -109,6 +109,7 @@ class Subscriber(Handle):
             overrides["broadcast_idle_timeout_ms"] = _milliseconds(idle_timeout)
         settled = make_config(config, overrides)
         text = None if endpoint is None else encoded(endpoint, "an endpoint")
+        self._stage_s: float = settled.get("broadcast.stage_timeout_ms") / 1000
         self._open(lib.refit_subscriber_open, text, settled._as_c)
         self._asked_device = None if settled["broadcast.gpu"] == "off" else device
         try:
@@ -124,7 +125,8 @@ class Subscriber(Handle):
     # ---- Versions
 
     def next(self, timeout: float | None = None) -> Update:
-        """Waits for the next committed version; the caller closes it (``with update:``).
+        """Waits for the next committed version; the caller closes it (``with update:``). One that
+        is streamed (``Update.streamed``) is not committed yet.
 
         ``timeout`` in seconds; 0 polls once, None is the subscriber's own, which has no limit
         unless it was given (``math.inf``: no limit in any case). Raises DeadlineError (a
@@ -180,7 +182,7 @@ class Subscriber(Handle):
         except StateError:
             lib.refit_update_close(self._arrived)  # the trainer waits for an answer
             raise
-        update = Update(self, self._call_lock, self._current, arrived, on, engine)
+        update = Update(self, self._call_lock, self._current, arrived, on, engine, self._stage_s)
         self._update = weakref.ref(update)
         self._delivered = True
         return update

@@ -25,11 +25,12 @@ from refit._c.call_lock import CallLock
 from refit._c.device import stream_of
 from refit._c.handle import Handle
 from refit._c.library import call, lib
-from refit._c.waiting import interrupts_held
+from refit._c.waiting import interrupts_held, run_interruptibly, wait_in_slices
 from refit.errors import NotFoundError, RefitError, StateError, UnsupportedError
 from refit.weights import load
 from refit.weights.bound import Bound
-from refit.weights.view import Lifetime, View, entries_of
+from refit.weights.source import Weight
+from refit.weights.view import CudaBytes, Lifetime, View, entries_of
 
 if TYPE_CHECKING:
     import numpy
@@ -73,6 +74,7 @@ class Update(Handle):
         pointer: int,
         device: int,
         engine: int,
+        stage_s: float,
     ) -> None:
         self._subscriber = subscriber
         self._call_lock = call_lock
@@ -82,14 +84,18 @@ class Update(Handle):
         self._failed = False  # the last apply
         self._cuda = device
         self._engine = engine
+        self._stage_s = stage_s  # broadcast.stage_timeout_ms
         self._lent = False
         self._tensors: list[weakref.ref[Any]] = []
         self._lifetime: Lifetime | None = None
         self._keeping = threading.RLock()  # a signal handler may come back into it
         self._adopt(pointer)
         self._version = int(lib.refit_update_version(pointer))
+        self._streamed = bool(lib.refit_update_is_streamed(pointer))
         self._entries = entries_of(
-            lib.refit_update_count(pointer), partial(call, lib.refit_update_tensor, pointer)
+            lib.refit_update_count(pointer),
+            partial(call, lib.refit_update_tensor, pointer),
+            placed=not self._streamed,
         )
 
     # ---- What is in it
@@ -103,6 +109,14 @@ class Update(Handle):
     def device(self) -> str:
         """Where its bytes lie: "cpu", or "cuda:0" in the trainer's memory there."""
         return "cpu" if self._cuda < 0 else f"cuda:{self._cuda}"
+
+    @property
+    def streamed(self) -> bool:
+        """Whether it comes piece by piece, through a bounded part of the GPU's memory, while the
+        trainer writes it. It is not committed yet, and ``accept`` waits for that. ``load_into`` and
+        ``tensors`` take it, once; its views have no bytes. If it fails in the middle, the engine
+        has lost the version before, too. See refit_update_is_streamed in refit/broadcast.h."""
+        return self._streamed
 
     @property
     def nbytes(self) -> int:
@@ -143,9 +157,13 @@ class Update(Handle):
         """(name, PyTorch tensor) of all, zero-copy on the update's memory, or copies that stay.
 
         Tied names give tensors on the same bytes. Without ``copy`` see ``View.torch``: do not use
-        them beyond the update, and do not write those on a GPU. Raises UnsupportedError,
-        StateError.
+        them beyond the update, and do not write those on a GPU. A streamed version gives copies, in
+        the order in which they come. Raises UnsupportedError, StateError; for a streamed version
+        also CancelledError and others if it comes to nothing, and CorruptError.
         """
+        if self._streamed:
+            yield from self._pieced_together()
+            return
         for view in self.views():
             tensor = view.torch()
             yield view.name, tensor.clone() if copy else tensor
@@ -181,13 +199,64 @@ class Update(Handle):
         """
         views = {view.name: view for view in self.views()}
         plan = load.check(views, target, strict=strict, cast=cast)
-        return load.apply(self._copied_to_gpu(plan))
+        if not self._streamed:
+            return load.apply(self._copied_to_gpu(plan))
+        if self._engine < 0 or self._targets(plan)[1]:
+            return load.apply_as_they_come(plan, self._pieced_together())
+        self._copied_to_gpu(plan)
+        return plan.left_out
 
-    def _copied_to_gpu(self, plan: load.Plan) -> load.Plan:
-        """Copies what goes to the engine's GPU as it is, by one call of the C library; the rest of
-        the plan."""
-        if self._engine < 0:
-            return plan
+    def _pieced_together(self) -> "Iterator[tuple[str, torch.Tensor]]":
+        """The tensors of a streamed version, each once all of it has come; tied ones with it."""
+        import torch
+
+        names = list(self._entries)
+        tied: dict[str, list[str]] = {}
+        for name, entry in self._entries.items():
+            tied.setdefault(entry.alias_of or name, []).append(name)
+        under_way: dict[str, torch.Tensor] = {}
+        for name, view in ((view.name, view) for view in self.views() if view.nbytes == 0):
+            yield name, view.empty()
+        for tensor, offset, nbytes, memory in self._pieces():
+            name = names[tensor]
+            if name not in under_way:
+                under_way[name] = View(self, name, self._entries[name]).empty()
+            whole = under_way[name].view(-1).view(torch.uint8)
+            whole[offset : offset + nbytes].copy_(memory)
+            if offset + nbytes == whole.nbytes:
+                made = under_way.pop(name)
+                yield from ((one, made) for one in tied[name])
+
+    def _pieces(self) -> "Iterator[tuple[int, int, int, torch.Tensor]]":
+        """Number of the tensor, offset in it, bytes, and these: until the next list is taken."""
+        import torch
+
+        self._check_undecided()
+        pieces, count = ctypes.POINTER(abi.refit_piece)(), ctypes.c_uint32()
+
+        def take(slice_ms: int) -> None:
+            with self._call_lock:
+                call(
+                    lib.refit_update_next_pieces,
+                    self._live,
+                    slice_ms,
+                    ctypes.byref(pieces),
+                    ctypes.byref(count),
+                )
+
+        while True:
+            torch.cuda.current_stream(self._cuda).synchronize()  # those before have been copied
+            wait_in_slices(take, self._stage_s)
+            self._lent = True
+            if not count.value:
+                return
+            for piece in pieces[: count.value]:
+                raw = CudaBytes(piece.memory or 0, piece.bytes, self)
+                memory = torch.as_tensor(raw, device=f"cuda:{self._cuda}")
+                yield piece.tensor, piece.offset, piece.bytes, memory
+
+    def _targets(self, plan: load.Plan) -> tuple[bytearray, list[tuple[View, Weight]]]:
+        """What goes to the engine's GPU as it is, as C takes it, and the rest."""
         index = {name: number for number, name in enumerate(self._entries)}
         targets, rest = bytearray(), []
         for view, place in plan.copies:
@@ -196,14 +265,24 @@ class Update(Handle):
                 targets += _TARGET.pack(index[view.name], place.pointer, place.nbytes)
             else:
                 rest.append((view, place))
-        if not targets:
+        return targets, rest
+
+    def _copied_to_gpu(self, plan: load.Plan) -> load.Plan:
+        """Copies what goes to the engine's GPU as it is, by one call of the C library; the rest of
+        the plan."""
+        if self._engine < 0:
             return plan
-        self._lend()  # a copy that fails leaves the target torn
+        targets, rest = self._targets(plan)
+        if not (targets or self._streamed):
+            return plan
+        self._check_lendable()
+        self._lent = True  # a copy that fails leaves the target torn
         array = (abi.refit_target * (len(targets) // _TARGET.size)).from_buffer(targets)
         stream = abi.refit_stream_ref(stream_of(self._engine))
         try:
             with self._call_lock:
-                call(lib.refit_update_copy, self._live, array, len(array), stream)
+                pointer = self._live
+                self._run(lambda: call(lib.refit_update_copy, pointer, array, len(array), stream))
         except UnsupportedError:  # a GPU that takes no digests
             return plan
         return plan._replace(copies=rest)
@@ -255,7 +334,7 @@ class Update(Handle):
             self._wait()
             self._decided = True
             try:
-                call(lib.refit_update_accept, pointer)
+                self._run(lambda: call(lib.refit_update_accept, pointer))
             except StateError:  # it can still be applied, or refused
                 self._decided = False
                 raise
@@ -335,14 +414,29 @@ class Update(Handle):
             for tensor in kept:
                 tensor.set_()
 
+    def _run(self, function: Callable[[], None]) -> None:
+        """A call that waits for the trainer where the version is streamed."""
+        if self._streamed:
+            run_interruptibly(function)
+        else:
+            function()
+
     def _lend(self) -> None:
+        if self._streamed:
+            raise StateError(
+                f"version {self._version} is streamed, and its tensors have no memory of their "
+                "own: take it with load_into or tensors"
+            )
+        self._check_lendable()
+        self._lent = True
+
+    def _check_lendable(self) -> None:
         self._check()
         if self._decided and self._cuda >= 0:
             raise StateError(
                 f"version {self._version} was accepted or refused, and its memory on the GPU is "
                 "the trainer's again: copy what is to stay before (copy=True)"
             )
-        self._lent = True
 
     def _keep(self) -> Lifetime:
         with self._keeping:  # views may be taken by several threads

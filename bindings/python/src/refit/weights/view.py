@@ -35,15 +35,17 @@ class Entry(NamedTuple):
     alias_of: str | None
 
 
-def entries_of(count: int, tensor: Callable[[int, Any, Any], None]) -> dict[str, Entry]:
+def entries_of(
+    count: int, tensor: Callable[[int, Any, Any], None], *, placed: bool = True
+) -> dict[str, Entry]:
     """What a version of the C library has, by name, in the trainer's order. `tensor` fills in one
-    after the other, by index: a refit_tensor, and where its bytes lie."""
+    after the other, by index: a refit_tensor, and where its bytes lie if they are ``placed``."""
     raw = abi.refit_tensor(size=ctypes.sizeof(abi.refit_tensor))
     place = ctypes.c_void_p()
     entries: dict[str, Entry] = {}
     ties: list[tuple[str, int]] = []
     for index in range(count):
-        tensor(index, ctypes.byref(raw), ctypes.byref(place))
+        tensor(index, ctypes.byref(raw), ctypes.byref(place) if placed else None)
         name, shape = raw.name.decode(), tuple(raw.shape[: raw.rank])
         entries[name] = Entry(dtypes.by_number(raw.dtype), shape, place.value or 0, None)
         if raw.alias_of != abi.REFIT_NO_ALIAS:
@@ -73,7 +75,7 @@ class Owner(Protocol):
         """A lifetime with so many bytes of the C library's."""
 
 
-class _CudaBytes:
+class CudaBytes:
     """Device memory as PyTorch takes it; holds the update, so that it is not dropped."""
 
     def __init__(self, pointer: int, nbytes: int, owner: Any) -> None:
@@ -129,10 +131,13 @@ _COMPARED = 64 << 20
 
 def same_bytes(a: "View", b: "View") -> bool:
     """Whether two views of one version have the same type and bytes. Nothing is handed out, so the
-    version before counts as kept. Blocks for the reading."""
+    version before counts as kept. Blocks for the reading. Bytes that have not come yet are the same
+    where they are tied."""
     one, other = a._entry, b._entry
     if one.dtype is not other.dtype or a.nbytes != b.nbytes:
         return False
+    if not (one.pointer and other.pointer):
+        return a.nbytes == 0 or (a.alias_of or a.name) == (b.alias_of or b.name)
     if one.pointer == other.pointer:
         return True
     if a._owner._cuda < 0:
@@ -140,7 +145,7 @@ def same_bytes(a: "View", b: "View") -> bool:
     import torch
 
     place = f"cuda:{a._owner._cuda}"
-    raw = [_CudaBytes(entry.pointer, a.nbytes, a._owner) for entry in (one, other)]
+    raw = [CudaBytes(entry.pointer, a.nbytes, a._owner) for entry in (one, other)]
     mine, theirs = (torch.as_tensor(memory, device=place) for memory in raw)
     return all(
         torch.equal(mine[at : at + _COMPARED], theirs[at : at + _COMPARED])
@@ -213,21 +218,32 @@ class View:
         """
         import torch
 
-        dtype = dtypes.to_torch(self._entry.dtype)
-        shape = self.shape
-        if self._entry.dtype.pack > 1:
-            shape = (*shape[:-1], shape[-1] // self._entry.dtype.pack)
+        dtype, shape, place = self._as_in_torch()
         self._owner._lend()
-        place = "cpu" if self._owner._cuda < 0 else f"cuda:{self._owner._cuda}"
         if self.nbytes == 0:
-            return torch.empty(shape, dtype=dtype, device=place)
+            return self.empty()
         if self._owner._cuda < 0:
             made = torch.frombuffer(self._memory("a tensor"), dtype=dtype).view(shape)
         else:
-            raw = _CudaBytes(self._entry.pointer, self.nbytes, self._owner)
+            raw = CudaBytes(self._entry.pointer, self.nbytes, self._owner)
             made = torch.as_tensor(raw, device=place).view(dtype).view(shape)
         self._owner._remember(made)
         return made
+
+    def empty(self) -> "Tensor":
+        """A PyTorch tensor of its type and shape, where the update's bytes lie, with memory of its
+        own. UnsupportedError for a type that PyTorch lacks."""
+        import torch
+
+        dtype, shape, place = self._as_in_torch()
+        return torch.empty(shape, dtype=dtype, device=place)
+
+    def _as_in_torch(self) -> tuple[Any, tuple[int, ...], str]:
+        shape = self.shape
+        if self._entry.dtype.pack > 1:
+            shape = (*shape[:-1], shape[-1] // self._entry.dtype.pack)
+        place = "cpu" if self._owner._cuda < 0 else f"cuda:{self._owner._cuda}"
+        return dtypes.to_torch(self._entry.dtype), shape, place
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> "ndarray[Any, Any]":
         """``numpy()`` for ``numpy.asarray``. InvalidError: another type, and no copy allowed."""
