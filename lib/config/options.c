@@ -168,9 +168,9 @@ const rft_option rft_options[] = {
      "tensors on the GPU, for workers that come between two versions."},
     {"broadcast.gpu_bucket_bytes", IN(broadcast_gpu_bucket_bytes), RFT_SIZE, "256MiB", 0, TIB,
      "bytes",
-     "The most memory of the GPU for copies in one slot with gpu: auto. A version with more "
-     "tensors "
-     "that must be copied goes over the host."},
+     "The most memory of the GPU for copies in one slot with gpu: auto. A version that makes more "
+     "on the way goes through that much, piece by piece, while it is written. 0 sends it over the "
+     "host."},
     {"broadcast.slots", IN(broadcast_slots), RFT_COUNT, "2", 1, 2, "copies",
      "Copies of the weights that the publisher keeps. With 2, workers use one version in place "
      "while the next is written; 1 halves the memory and waits for them to let go."},

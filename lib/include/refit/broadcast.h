@@ -123,7 +123,11 @@ REFIT_API const char *refit_publisher_endpoint(const refit_publisher *publisher)
  * Tensors of refit_publisher_lend are read where they lie. Of others the publisher keeps a copy in
  * the GPU's memory, in broadcast.slots slots, allocated as they are written: with broadcast.gpu:
  * require always; with auto and store while a worker on that GPU is subscribed. A version that has
- * no room on the GPU, or with auto needs more than broadcast.gpu_bucket_bytes, goes over the host.
+ * no room on the GPU, or with auto needs more than broadcast.gpu_bucket_bytes, is streamed: it goes
+ * through that much memory piece by piece, while it is written (refit_update_is_streamed). Then
+ * refit_publisher_write waits for workers to copy, and evicts those that have not done so within
+ * broadcast.stage_timeout_ms; after one of its calls has failed, the version can only be aborted.
+ * Where a worker takes no pieces, or the GPU has no memory at all, the version goes over the host.
  * A version has a copy in host memory unless all subscribed workers are on that GPU: a worker that
  * comes after such a version may have to wait for the next one. Nothing happens with broadcast.gpu:
  * off, or, unless it is require, for a device whose memory cannot be shown to other processes (the
@@ -214,6 +218,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_begin(refit_publisher *p
  * - REFIT_ERR_INVALID: index, size, a stream without its device, memory that is not the device's,
  *   or of another GPU than broadcast.gpu: require shows
  * - REFIT_ERR_TIMEOUT: the stream is not done: the device may read `memory` until it is
+ * - REFIT_ERR_CANCELLED: refit_publisher_cancel, while workers copied a streamed version
  * - what the device reports of the stream and the copy
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_write(refit_publisher *publisher,

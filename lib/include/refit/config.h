@@ -194,8 +194,7 @@ typedef struct refit_config {
     int32_t activations_aim;         /* refit_activations_aim */
 
     /* broadcast.* : on the trainer's GPU */
-    uint64_t broadcast_gpu_bucket_bytes; /* with gpu: auto, for tensors that cannot be lent; of each
-                                            slot */
+    uint64_t broadcast_gpu_bucket_bytes; /* for tensors that cannot be lent; of each slot */
 } refit_config;
 
 /*
