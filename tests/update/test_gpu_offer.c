@@ -350,6 +350,239 @@ ON_SCENE(a_version_dropped_while_it_is_verified_ends_well)
     stage(on, 1);
 }
 
+/* ---- Piece by piece */
+
+/* What PIECES says of one piece of a sample's block. */
+typedef struct said_piece {
+    uint32_t tensor;
+    uint32_t area;
+    uint64_t place; /* from the beginning of the tensor in the block */
+    uint64_t offset;
+    uint64_t bytes;
+} said_piece;
+
+static void say_pieces(scene *on, uint32_t index, uint32_t sequence, const said_piece *pieces,
+                       uint32_t count)
+{
+    unsigned char area[RFT_SHARE_BYTES], list[8 * RFT_PIECE_BYTES];
+    const rft_manifest *manifest = on->pair.samples[index].manifest;
+    const block *one = &on->blocks[index];
+    for (uint32_t i = 0; i < count; i++) {
+        unsigned char *at = list + (size_t)i * RFT_PIECE_BYTES;
+        uint32_t tensor = pieces[i].tensor < manifest->count ? pieces[i].tensor : 0;
+        rft_put_u32(at, pieces[i].tensor);
+        rft_put_u32(at + 4, pieces[i].area);
+        rft_put_u64(at + 8, manifest->tensors[tensor].offset + pieces[i].place);
+        rft_put_u64(at + 16, pieces[i].offset);
+        rft_put_u64(at + 24, pieces[i].bytes);
+    }
+    rft_message message = {.kind = RFT_PIECES};
+    rft_share_write(&one->share, area);
+    message.as.pieces.version = on->pair.samples[index].version;
+    message.as.pieces.sequence = sequence;
+    message.as.pieces.lock = rft_view_text(one->share_lock.segment.name);
+    message.as.pieces.areas = (rft_view){area, sizeof area};
+    message.as.pieces.list = (rft_view){list, (size_t)count * RFT_PIECE_BYTES};
+    raw_say(&on->pair.raw, message);
+}
+
+/* An original tensor of the sample with at least so many bytes. */
+static uint32_t tensor_of(const scene *on, uint64_t least)
+{
+    const rft_manifest *manifest = on->pair.samples[0].manifest;
+    uint32_t tensor = 0;
+    while (manifest->tensors[tensor].alias_of != REFIT_NO_ALIAS ||
+           manifest->tensors[tensor].bytes < least)
+        tensor++;
+    return tensor;
+}
+
+static uint64_t bytes_of(const scene *on, uint32_t tensor)
+{
+    return on->pair.samples[0].manifest->tensors[tensor].bytes;
+}
+
+static void offer_lent(scene *on, uint32_t index)
+{
+    const sample_version *sample = &on->pair.samples[index];
+    if (!on->has_manifest) raw_say(&on->pair.raw, sample_manifest(sample, PAIR_EPOCH));
+    on->has_manifest = true;
+    rft_message message = sample_offer(sample, PAIR_EPOCH, 0, NULL, 0);
+    message.as.offer.lent = true;
+    raw_say(&on->pair.raw, message);
+}
+
+/* All tensors in lists of one piece each, from the last one; the largest in two. */
+static uint32_t say_all(scene *on, uint32_t index)
+{
+    uint32_t sequence = 0, large = tensor_of(on, 4096);
+    const rft_manifest *manifest = on->pair.samples[index].manifest;
+    for (uint32_t i = manifest->count; i-- > 0;) {
+        const rft_manifest_tensor *tensor = &manifest->tensors[i];
+        if (tensor->alias_of != REFIT_NO_ALIAS || tensor->bytes == 0) continue;
+        uint64_t first = i == large ? 1024 : tensor->bytes;
+        said_piece pieces[] = {{i, 0, 0, 0, first}, {i, 0, first, first, tensor->bytes - first}};
+        say_pieces(on, index, ++sequence, pieces, 1);
+        if (first < tensor->bytes) say_pieces(on, index, ++sequence, pieces + 1, 1);
+    }
+    return sequence;
+}
+
+/* Takes all that has come. */
+static refit_status take_all(refit_update *update, uint64_t *bytes)
+{
+    const refit_piece *pieces;
+    uint32_t count = 0;
+    *bytes = 0;
+    do {
+        RFT_TRY(refit_update_next_pieces(update, PAIR_LONG, &pieces, &count, NULL));
+        for (uint32_t i = 0; i < count; i++)
+            *bytes += pieces[i].bytes;
+    } while (count > 0);
+    return REFIT_OK;
+}
+
+static void *accept_it(void *user)
+{
+    return refit_update_accept(user, NULL) == REFIT_OK ? user : NULL;
+}
+
+ON_SCENE(pieces_come_to_the_user_before_the_commit)
+{
+    uint64_t bytes;
+    rft_thread thread;
+    scene_open(on, NULL);
+    join(on);
+    assert_true(on->pair.raw.heard.as.join.pieces);
+    offer_lent(on, 0);
+    uint32_t lists = say_all(on, 0);
+    refit_update *update = pair_next(&on->pair);
+    assert_true(refit_update_is_streamed(update));
+    raw_say(&on->pair.raw, sample_seal(&on->pair.samples[0]));
+    assert_ok(take_all(update, &bytes));
+    assert_int_equal(bytes, on->pair.samples[0].manifest->payload_bytes);
+    assert_ok(rft_thread_start(&thread, "accept", accept_it, update, NULL));
+    for (uint32_t taken = 0; taken < lists; taken = on->pair.raw.heard.as.taken.sequence)
+        raw_hear(&on->pair.raw, RFT_TAKEN);
+    raw_hear_staged(&on->pair.raw, &on->pair.samples[0]);
+    assert_int_equal(pair_describe(&on->pair).version, 0);
+    raw_say(&on->pair.raw, sample_commit(&on->pair.samples[0]));
+    raw_hear(&on->pair.raw, RFT_COMMITTED);
+    rft_thread_join(thread);
+    assert_int_equal(refit_update_version(update), 1);
+    assert_int_equal(pair_describe(&on->pair).version, 1);
+    refit_update_close(update);
+}
+
+/* The bytes are not those of SEAL. */
+ON_SCENE(pieces_that_changed_are_found_out)
+{
+    uint64_t bytes;
+    const unsigned char damaged = 0x5a;
+    scene_open(on, NULL);
+    join(on);
+    block *one = &on->blocks[0];
+    uint32_t large = tensor_of(on, 4096);
+    uint64_t at = on->pair.samples[0].manifest->tensors[large].offset + 9;
+    assert_ok(
+        refit_stream_copy(on->theirs, REFIT_STREAM_NONE, one->memory + at, &damaged, 1, NULL));
+    offer_lent(on, 0);
+    (void)say_all(on, 0);
+    refit_update *update = pair_next(&on->pair);
+    raw_say(&on->pair.raw, sample_seal(&on->pair.samples[0]));
+    assert_int_equal(take_all(update, &bytes), REFIT_ERR_CORRUPT);
+    assert_int_equal(refit_update_accept(update, NULL), REFIT_ERR_STATE);
+    assert_ok(refit_update_refuse(update, "", 1, NULL));
+    raw_hear(&on->pair.raw, RFT_FAILED);
+    assert_false(on->pair.raw.heard.as.failed.kept);
+    refit_update_close(update);
+}
+
+/* The first list of a version is refused with the connection, and nothing of it reaches the user.
+ */
+static void refuse_first(scene *on, uint32_t sequence, said_piece first, said_piece second)
+{
+    const said_piece pieces[] = {first, second};
+    if (on->device != NULL) scene_close(on);
+    scene_open(on, NULL);
+    join(on);
+    offer_lent(on, 0);
+    say_pieces(on, 0, sequence, pieces, second.bytes > 0 ? 2 : 1);
+    raw_hear(&on->pair.raw, RFT_FAILED);
+    assert_int_equal(on->pair.raw.heard.as.failed.code, REFIT_ERR_PROTOCOL);
+    raw_hear(&on->pair.raw, RFT_BYE);
+    assert_int_equal(pair_readable(&on->pair, 0), 0);
+}
+
+ON_SCENE(pieces_that_cannot_be_break_the_protocol)
+{
+    const said_piece none = {0, 0, 0, 0, 0};
+    scene_open(on, NULL);
+    uint32_t large = tensor_of(on, 4096), alias = 0, count = on->pair.samples[0].manifest->count;
+    uint64_t bytes = bytes_of(on, large);
+    while (on->pair.samples[0].manifest->tensors[alias].alias_of == REFIT_NO_ALIAS)
+        alias++;
+    refuse_first(on, 2, (said_piece){large, 0, 0, 0, bytes}, none);        /* not the first */
+    refuse_first(on, 1, (said_piece){count, 0, 0, 0, 8}, none);            /* no such tensor */
+    refuse_first(on, 1, (said_piece){UINT32_MAX, 0, 0, 0, 8}, none);       /* nor that */
+    refuse_first(on, 1, (said_piece){alias, 0, 0, 0, 8}, none);            /* has no bytes */
+    refuse_first(on, 1, (said_piece){large, 0, 8, 8, bytes - 8}, none);    /* place not aligned */
+    refuse_first(on, 1, (said_piece){large, 0, 16, 16, bytes - 16}, none); /* a gap */
+    refuse_first(on, 1, (said_piece){large, 0, 0, 0, bytes + 8}, none);    /* too much */
+    refuse_first(on, 1, (said_piece){large, 0, 0, 0, UINT64_MAX}, none);   /* far too much */
+    refuse_first(on, 1, (said_piece){large, 0, UINT64_MAX - 15, 0, 64}, none); /* before the area */
+    refuse_first(on, 1, (said_piece){large, 1, 0, 0, bytes}, none);            /* no such area */
+    refuse_first(on, 1, (said_piece){large, 0, 0, 0, 12}, none); /* ends within a word */
+    refuse_first(on, 1, (said_piece){large, 0, 0, 0, bytes},
+                 (said_piece){large, 0, 0, 0, 8}); /* more than there is */
+}
+
+/* The user has the first list when the trainer breaks the protocol. */
+static void break_later(scene *on, bool seals)
+{
+    uint64_t bytes;
+    const said_piece first = {tensor_of(on, 4096), 0, 0, 0, 1024};
+    join(on);
+    offer_lent(on, 0);
+    say_pieces(on, 0, 1, &first, 1);
+    refit_update *update = pair_next(&on->pair);
+    if (seals)
+        raw_say(&on->pair.raw, sample_seal(&on->pair.samples[0])); /* and most is missing */
+    else
+        say_pieces(on, 0, 1, &first, 1); /* once more */
+    assert_int_equal(take_all(update, &bytes), REFIT_ERR_PROTOCOL);
+    raw_hear(&on->pair.raw, RFT_FAILED);
+    assert_false(on->pair.raw.heard.as.failed.kept);
+    refit_update_close(update);
+}
+
+ON_SCENE(a_trainer_that_seals_too_early_is_found_out)
+{
+    scene_open(on, NULL);
+    break_later(on, true);
+}
+
+ON_SCENE(a_trainer_that_repeats_pieces_is_found_out)
+{
+    scene_open(on, NULL);
+    break_later(on, false);
+}
+
+/* More lists than a trainer may have out, none of them taken. */
+ON_SCENE(too_many_pieces_at_once_break_the_protocol)
+{
+    scene_open(on, NULL);
+    join(on);
+    offer_lent(on, 0);
+    uint32_t large = tensor_of(on, 4096);
+    for (uint32_t i = 0; i < 9; i++) {
+        const said_piece piece = {large, 0, (uint64_t)i * 16, (uint64_t)i * 16, 16};
+        say_pieces(on, 0, i + 1, &piece, 1);
+    }
+    raw_hear(&on->pair.raw, RFT_FAILED);
+    assert_int_equal(on->pair.raw.heard.as.failed.code, REFIT_ERR_PROTOCOL);
+}
+
 int main(void)
 {
     return test_run("gpu_offer");
