@@ -273,6 +273,107 @@ static int forget_samples(void **state)
     return 0;
 }
 
+/* ---- Piece by piece */
+
+static void join_for_pieces(scene *on, unsigned worker)
+{
+    hello(on, worker, ours);
+    rft_message message = {.kind = RFT_JOIN};
+    message.as.join.epoch = SERVER_EPOCH;
+    message.as.join.shm = message.as.join.gpu = message.as.join.pieces = true;
+    message.as.join.proof = SERVER_PROOF;
+    server_bench_say(&on->bench, worker, message);
+}
+
+/* Version 2 is being written, in the GPU's memory, and these lists are announced. */
+static void stream(scene *on, uint32_t lists)
+{
+    on->gpu.slots[1].version = 2;
+    server_bench_begin(&on->bench, 2);
+    for (uint32_t i = 1; i <= lists; i++) {
+        unsigned char piece[RFT_PIECE_BYTES] = {0}, area[RFT_SHARE_BYTES] = {0};
+        rft_message message = {.kind = RFT_PIECES};
+        message.as.pieces.version = 2;
+        message.as.pieces.sequence = i;
+        message.as.pieces.lock = rft_view_text("/proc/1/fd/3:1");
+        message.as.pieces.areas = (rft_view){area, sizeof area};
+        message.as.pieces.list = (rft_view){piece, sizeof piece};
+        rft_transaction_send_pieces(&on->bench.server, &message);
+        on->gpu.slots[1].streamed = true;
+    }
+    server_bench_tick(&on->bench, 0);
+}
+
+static void take(scene *on, unsigned worker, uint64_t version, uint32_t sequence)
+{
+    rft_message message = {.kind = RFT_TAKEN};
+    message.as.taken.version = version;
+    message.as.taken.sequence = sequence;
+    server_bench_say(&on->bench, worker, message);
+}
+
+ON_GPU(pieces_are_written_over_when_all_workers_have_them)
+{
+    const rft_server *server = &on->bench.server;
+    scene_open(on, REFIT_GPU_AUTO, 0);
+    use_gpu(on);
+    join_for_pieces(on, 1);
+    join_for_pieces(on, 2);
+    on->gpu.slots[1].block = &on->block;
+    stream(on, 2);
+    assert_int_equal(server_bench_count(&on->bench, 1, RFT_PIECES), 2);
+    take(on, 1, 2, 2);
+    assert_false(rft_transaction_pieces_taken(server, 1));
+    take(on, 2, 1, 2); /* of another version */
+    assert_false(rft_transaction_pieces_taken(server, 1));
+    take(on, 2, 2, 1);
+    assert_true(rft_transaction_pieces_taken(server, 1));
+    assert_false(rft_transaction_pieces_taken(server, 2));
+    rft_transaction_evict_slow(&on->bench.server, 2, on->bench.now);
+    assert_true(rft_transaction_pieces_taken(server, 2));
+    assert_true(is_subscribed(on, 1));
+    assert_false(is_subscribed(on, 2));
+    assert_int_equal(server->transaction.lost, 1);
+}
+
+ON_GPU(pieces_that_were_not_sent_cannot_be_taken)
+{
+    scene_open(on, REFIT_GPU_AUTO, 0);
+    use_gpu(on);
+    join_for_pieces(on, 1);
+    on->gpu.slots[1].block = &on->block;
+    stream(on, 2);
+    take(on, 1, 2, 3);
+    assert_false(is_subscribed(on, 1));
+    assert_int_equal(on->bench.server.counts.refused, 1);
+}
+
+ON_GPU(a_worker_that_comes_between_pieces_waits_for_the_next_version)
+{
+    scene_open(on, REFIT_GPU_REQUIRE, 0);
+    use_gpu(on);
+    join_for_pieces(on, 1);
+    on->gpu.slots[1].block = &on->block;
+    stream(on, 1);
+    join_for_pieces(on, 2);
+    assert_true(is_subscribed(on, 2));
+    assert_int_equal(server_bench_count(&on->bench, 2, RFT_PIECES), 0);
+    assert_true(server_bench_peer(&on->bench, 2)->task.path != REFIT_PATH_CUDA_IPC);
+}
+
+ON_GPU(one_worker_without_pieces_is_enough_to_send_none)
+{
+    scene_open(on, REFIT_GPU_AUTO, 0);
+    use_gpu(on);
+    join_for_pieces(on, 1);
+    on->gpu.slots[1].block = &on->block;
+    on->gpu.slots[1].version = 2;
+    server_bench_begin(&on->bench, 2);
+    assert_true(rft_transaction_may_stream(&on->bench.server));
+    join_gpu(on, 2);
+    assert_false(rft_transaction_may_stream(&on->bench.server));
+}
+
 int main(void)
 {
     return test_run_within("server_gpu", NULL, forget_samples);
