@@ -247,6 +247,19 @@ class RefitWay:
         self._publisher.close()
 
 
+class RefitRingWay(RefitWay):
+    """The same from an iterator, as of weights that are gathered: they are streamed."""
+
+    name = "refit, from an iterator"
+
+    def __init__(self, processes: WorkerProcesses, weights: Weights, versions: int) -> None:
+        super().__init__(processes, weights, versions)
+        self._publisher.declare(weights)
+
+    def send(self, weights: Weights) -> None:
+        self._publisher.publish(iter(weights.items()))
+
+
 def _refit_engine(_number: int, endpoint: str, known: Shapes, device: str, versions: int) -> None:
     engine = Engine(known, device)
     on = device if _is_gpu(device) else None
@@ -374,4 +387,4 @@ class PickleWay(_LineWay):
         self.line.ask(pickle.dumps(on_host, protocol=pickle.HIGHEST_PROTOCOL))
 
 
-WAYS: tuple[type[Way], ...] = (RefitWay, HandlesWay, BucketWay, PickleWay)
+WAYS: tuple[type[Way], ...] = (RefitWay, RefitRingWay, HandlesWay, BucketWay, PickleWay)
