@@ -231,9 +231,13 @@ refit_status rft_store_renew(rft_store *store, uint32_t slot, refit_error *error
     rft_buffer *fresh = NULL;
     bool holds_committed = slot == store->committed_slot && has_committed(store);
     if (!holds_committed && place->buffer != NULL) rft_store_empty(store, slot);
-    if (store->slot_count == 1 && store->undo.has == NULL)
-        RFT_TRY(undo_open(&store->undo, store->manifest, error));
     RFT_TRY(slot_make(store, &fresh, error));
+    bool undoes = store->slot_count == 1 && store->undo.has == NULL;
+    refit_status status = undoes ? undo_open(&store->undo, store->manifest, error) : REFIT_OK;
+    if (status != REFIT_OK) {
+        rft_retire_list_put(store->retired, fresh);
+        return status;
+    }
     if (holds_committed) {
         rft_copy_bytes(fresh->segment.memory, place->buffer->segment.memory,
                        store->manifest->store_bytes + RFT_SEQLOCK_BYTES);
