@@ -354,6 +354,54 @@ PLAY_TEST(a_worker_with_bound_memory_takes_whole_versions)
     assert_ok(refit_memory_free(play->theirs, memory, NULL));
 }
 
+/* Whichever call of the driver fails, at either end, the version is committed and whole or it is
+ * not committed, and the next one is. */
+static void sweep(gpu_play *play, const char *call, int error)
+{
+    uint64_t version = 1;
+    gpu_play_open(play, small_bucket);
+    rollout_thread *member = gpu_play_hire(play, true, ROLLOUT_ACCEPT);
+    for (uint32_t nth = 1; nth <= 24; nth += 1 + nth / 6) {
+        refit_error why;
+        trainer_begin(&play->trainer, version);
+        fake_cuda_fail(call, nth, 1, error);
+        play->trainer.at_once = nth % 2 == 0;
+        refit_weight weights[SAMPLE_TENSORS];
+        uint32_t count = trainer_weights(&play->trainer, weights);
+        refit_status status = refit_publisher_write_all(play->trainer.publisher, weights, count,
+                                                        play->device, REFIT_STREAM_NONE, &why);
+        if (status == REFIT_OK) {
+            status = refit_publisher_commit(play->trainer.publisher, &why);
+        } else {
+            assert_ok(refit_publisher_abort(play->trainer.publisher, NULL));
+        }
+        fake_cuda_forget_faults();
+        bool there = refit_publisher_version(play->trainer.publisher) == version;
+        if (status == REFIT_OK)
+            assert_true(rollouts_wait(member, version, 1) == gpu_play_digest(version));
+        else if (!there)
+            assert_int_equal(rollouts_count(member, version), 0);
+        version++;
+        trainer_wait_workers(&play->trainer, 1);
+    }
+    gpu_play_bring(play, member, version);
+}
+
+PLAY_TEST(a_copy_that_cannot_be_started_costs_a_version)
+{
+    sweep(play, "cuLaunchKernel", RFT_CU_UNKNOWN);
+}
+
+PLAY_TEST(an_event_that_cannot_be_recorded_costs_a_version)
+{
+    sweep(play, "cuEventRecord", RFT_CU_UNKNOWN);
+}
+
+PLAY_TEST(memory_that_cannot_be_had_costs_no_version)
+{
+    sweep(play, "cuMemAlloc", RFT_CU_OUT_OF_MEMORY);
+}
+
 int main(void)
 {
     return test_run("ring");
