@@ -211,6 +211,53 @@ static refit_status fnv_tensor(uint32_t at, uint64_t *hash, refit_error *error)
     return status;
 }
 
+/* Piece by piece, to the host. */
+static refit_status fetch_pieces(unsigned char held[TENSORS][LARGE], refit_error *error)
+{
+    const refit_piece *pieces;
+    uint32_t count = 0;
+    refit_status status;
+    do {
+        status = refit_update_next_pieces(update, 60000, &pieces, &count, error);
+        for (uint32_t i = 0; status == REFIT_OK && i < count; i++)
+            status = refit_stream_copy(device, REFIT_STREAM_NONE,
+                                       held[pieces[i].tensor] + pieces[i].offset, pieces[i].memory,
+                                       pieces[i].bytes, error);
+    } while (status == REFIT_OK && count > 0);
+    return status;
+}
+
+static refit_status fnv_streamed(uint64_t *hash, refit_error *error)
+{
+    static unsigned char held[TENSORS][LARGE];
+    refit_status status = fetch_pieces(held, error);
+    for (uint32_t i = 0; status == REFIT_OK && i < TENSORS; i++) {
+        uint32_t original = tensors[i].alias_of == REFIT_NO_ALIAS ? i : tensors[i].alias_of;
+        *hash = fnv(*hash, held[original], tensors[i].bytes);
+    }
+    return status;
+}
+
+/* A version that may come piece by piece; nothing of it is read yet. */
+static void do_arrive(char *const words[5])
+{
+    refit_error error;
+    uint32_t timeout_ms = (uint32_t)strtoul(words[1], NULL, 10);
+    answer_error(refit_subscriber_next(subscriber, timeout_ms, &update, &error), &error);
+}
+
+static void do_fetch(char *const words[5])
+{
+    refit_error error = {0};
+    char text[64];
+    uint64_t hash = 7;
+    (void)words;
+    refit_status status =
+        refit_update_is_streamed(update) ? fnv_streamed(&hash, &error) : REFIT_ERR_UNSUPPORTED;
+    snprintf(text, sizeof text, "%016" PRIx64, hash);
+    answer(status, status == REFIT_OK ? text : error.text);
+}
+
 static void do_next(char *const words[5])
 {
     refit_error error;
@@ -261,7 +308,8 @@ static const struct command {
     {"trainer", do_trainer}, {"wait", do_wait},         {"begin", do_begin},
     {"write", do_write},     {"commit", do_commit},     {"version", do_version},
     {"worker", do_worker},   {"next", do_next},         {"accept", do_accept},
-    {"release", do_release}, {"describe", do_describe},
+    {"release", do_release}, {"describe", do_describe}, {"arrive", do_arrive},
+    {"fetch", do_fetch},
 };
 
 static void obey(char *line)

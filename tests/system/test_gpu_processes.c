@@ -152,6 +152,95 @@ static void a_trainer_that_goes_frees_nothing_under_its_workers(unsigned killed,
     close_scene(&the);
 }
 
+/* ---- Piece by piece */
+
+#define SMALL_BUCKET "broadcast.gpu_bucket_bytes=64KiB"
+
+/* Version under way, and with both workers; nothing of it is read. */
+static void begin_streaming(scene *the, unsigned seed)
+{
+    (void)child_ask(&the->trainer, "begin");
+    child_say(&the->trainer, "write %u", seed);
+    (void)child_ask(&the->workers[0], "arrive %d", TAKE_MS);
+    (void)child_ask(&the->workers[1], "arrive %d", TAKE_MS);
+}
+
+static bool answers_ok(child *one)
+{
+    return strncmp(child_hear(one), "OK", 2) == 0;
+}
+
+/* All of it is read by both, and committed. */
+static void stream_to_both(scene *the, unsigned seed)
+{
+    char digest[17];
+    begin_streaming(the, seed);
+    child_say(&the->workers[0], "fetch");
+    child_say(&the->workers[1], "fetch");
+    snprintf(digest, sizeof digest, "%s", strrchr(child_hear(&the->trainer), ' ') + 1);
+    child_say(&the->trainer, "commit");
+    for (unsigned i = 0; i < 2; i++)
+        assert_string_equal(strrchr(child_hear(&the->workers[i]), ' ') + 1, digest);
+    child_say(&the->workers[0], "accept");
+    child_say(&the->workers[1], "accept");
+    assert_true(answers_ok(&the->workers[0]));
+    assert_true(answers_ok(&the->workers[1]));
+    assert_true(answers_ok(&the->trainer));
+    (void)child_ask(&the->workers[0], "release");
+    (void)child_ask(&the->workers[1], "release");
+}
+
+static void streamed_versions_cross_processes(unsigned at, bool shm, unsigned slots)
+{
+    scene the;
+    open_scene(&the, slots, SMALL_BUCKET);
+    for (unsigned seed = 1; seed <= 3; seed++)
+        stream_to_both(&the, seed);
+    close_scene(&the);
+}
+
+/* The other one has read all of it, and has to wait for the next. */
+static void a_worker_killed_between_pieces_costs_a_version(unsigned at, bool shm, unsigned slots)
+{
+    scene the;
+    open_scene(&the, slots, SMALL_BUCKET);
+    stream_to_both(&the, 1);
+    begin_streaming(&the, 2);
+    child_kill(&the.workers[1]);
+    child_say(&the.workers[0], "fetch");
+    assert_true(answers_ok(&the.trainer)); /* it goes on without the dead one */
+    child_say(&the.trainer, "commit");
+    (void)child_hear(&the.workers[0]); /* it may have ended before its last piece, or after it */
+    assert_false(answers_ok(&the.trainer));
+    child_say(&the.workers[0], "accept");
+    assert_false(answers_ok(&the.workers[0]));
+    (void)child_ask(&the.workers[0], "release");
+    worker_join(&the, 1);
+    await_gpu(&the.workers[0]);
+    (void)child_ask(&the.trainer, "wait 2 %d", TAKE_MS);
+    stream_to_both(&the, 3);
+    close_scene(&the);
+}
+
+static void a_trainer_killed_between_pieces_is_noticed(unsigned at, bool shm, unsigned slots)
+{
+    scene the;
+    open_scene(&the, slots, SMALL_BUCKET);
+    begin_streaming(&the, 1);
+    child_kill(&the.trainer);
+    for (unsigned i = 0; i < 2; i++) {
+        child_say(&the.workers[i], "fetch");
+        assert_false(answers_ok(&the.workers[i]));
+        (void)child_ask(&the.workers[i], "release");
+    }
+    open_trainer(&the, slots, SMALL_BUCKET);
+    await_gpu(&the.workers[0]);
+    await_gpu(&the.workers[1]);
+    (void)child_ask(&the.trainer, "wait 2 %d", TAKE_MS);
+    stream_to_both(&the, 2);
+    close_scene(&the);
+}
+
 int main(void)
 {
     static const char *const points[] = {"leaves", "is killed"};
@@ -170,6 +259,9 @@ int main(void)
          true, LENDS, 0, 1},
         {"a trainer that lends", a_trainer_that_goes_frees_nothing_under_its_workers, true, LENDS,
          0, 2},
+        {"streamed versions", streamed_versions_cross_processes, true, 2, 0, 1},
+        {"a worker between pieces", a_worker_killed_between_pieces_costs_a_version, true, 2, 1, 2},
+        {"a trainer between pieces", a_trainer_killed_between_pieces_is_noticed, true, 2, 1, 2},
     };
     return scenes_play(kinds, COUNT_OF(kinds), points);
 }
