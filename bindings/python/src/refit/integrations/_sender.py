@@ -38,7 +38,7 @@ class Sender:
         try:
             ready = self._declare(left)
             self._begin(version)
-            self._write(ready)
+            self.publisher.write_all(ready)
             self.publisher.commit()
         except BaseException:
             self._give_up()
@@ -56,7 +56,7 @@ class Sender:
         try:
             ready = self._declare(left)
             await self.run_in_thread(self._begin, version)
-            self._write(ready)
+            self.publisher.write_all(ready)
             await self.run_in_thread(self.publisher.commit)
         except BaseException:
             self._give_up()
@@ -90,13 +90,6 @@ class Sender:
         # A used number (a restarted trainer counts from 1 again) is replaced by the next one.
         usable = version is not None and version > self.publisher.version
         self.publisher.begin(version if usable else None)
-
-    def _write(self, weights: Named) -> None:
-        if isinstance(weights, list):
-            self.publisher.write_all(weights)
-            return
-        for name, tensor in weights:
-            self.publisher.write(name, tensor)
 
     def _give_up(self) -> None:
         """Drops the version, if one is open: a commit that failed has done so. The next one
