@@ -145,6 +145,11 @@ class Batch:
         yield _pack(self._items[first:])
 
 
+Batches = dict[tuple[int, int | None, bool], Batch]
+"""Those that are being filled: by device, stream, and whether they are lent. One for each, since
+lent tensors and others may come by turns."""
+
+
 def _pack(items: list[tuple[int, int, int]]) -> Any:
     packed = bytearray(len(items) * _ENTRY.size)
     for i, item in enumerate(items):
@@ -175,18 +180,19 @@ class Writer:
 
     def write_collected(self, publisher: int, found: Collected) -> None:
         """The tensors are held by the caller until the version is over: only copies are bounded."""
-        batch = Batch()
+        batches: Batches = {}
         for index, weight in found.weights:
             lent = weight.device >= 0 and weight.layout is None
-            batch = self._add(publisher, batch, index, weight, hold=lent, lent=lent)
-        self._flush(publisher, batch)
+            self._add(publisher, batches, index, weight, hold=lent, lent=lent)
+        self._flush_all(publisher, batches)
 
     def write_together(
         self, publisher: int, declared: Declared, weights: Tensors, *, lend: bool
     ) -> None:
         """The tensors may be made as they are taken, and stay: what is held is bounded. ``lend``:
         those that are not made so stay until the version is over."""
-        batch, ties = Batch(), self._ties_of(declared)
+        batches: Batches = {}
+        ties = self._ties_of(declared)
         lasts = lasting(weights) if lend else None
         try:
             for name, tensor in manifest.pairs_of(weights):
@@ -197,14 +203,15 @@ class Writer:
                     continue
                 own = lasts is not None and lasts(name)
                 lent = own and weight.device >= 0 and weight.layout is None
-                batch = self._add(publisher, batch, index, weight, hold=True, lent=lent)
-            self._flush(publisher, batch)
+                self._add(publisher, batches, index, weight, hold=True, lent=lent)
+            self._flush_all(publisher, batches)
         finally:
             ties.leave()
 
     def write_each(self, publisher: int, declared: Declared, weights: Tensors) -> None:
         """Each tensor counts only until the next one is asked for."""
-        batch, ties = Batch(), self._ties_of(declared)
+        batches: Batches = {}
+        ties = self._ties_of(declared)
         for name, tensor in manifest.pairs_of(weights):
             index, weight = declared.match(name, tensor)
             if ties.concerns(name):
@@ -215,8 +222,8 @@ class Writer:
             if own is None:
                 self._write_alone(publisher, index, weight)
             else:
-                batch = self._add(publisher, batch, index, own, hold=True)
-        self._flush(publisher, batch)
+                self._add(publisher, batches, index, own, hold=True)
+        self._flush_all(publisher, batches)
 
     def _ties_of(self, declared: Declared) -> TieCheck:
         if self._ties is None:
@@ -224,26 +231,30 @@ class Writer:
         return self._ties
 
     def _write_alone(self, publisher: int, index: int, weight: Weight) -> None:
-        self._flush(publisher, self._add(publisher, Batch(), index, weight, hold=True))
+        batches: Batches = {}
+        self._add(publisher, batches, index, weight, hold=True)
+        self._flush_all(publisher, batches)
 
     def _add(
         self,
         publisher: int,
-        batch: Batch,
+        batches: Batches,
         index: int,
         weight: Weight,
         *,
         hold: bool,
         lent: bool = False,
-    ) -> Batch:
-        """Adds a tensor's bytes to the batch, which is written first if it is full."""
+    ) -> None:
+        """Adds a tensor's bytes to the batch of its kind, which is written first if it is full."""
         stream = stream_of(weight.device) if weight.device >= 0 else None
         kind = weight.device, stream, lent
-        if kind != (batch.device, batch.stream, batch.lent) or batch.full:
-            self._flush(publisher, batch)
-            batch = Batch(*kind)
-        batch.add(index, weight, hold=hold)
-        return batch
+        if kind in batches and batches[kind].full:
+            self._flush(publisher, batches.pop(kind))
+        batches.setdefault(kind, Batch(*kind)).add(index, weight, hold=hold)
+
+    def _flush_all(self, publisher: int, batches: Batches) -> None:
+        while batches:
+            self._flush(publisher, batches.pop(next(iter(batches))))
 
     def _flush(self, publisher: int, batch: Batch) -> None:
         if len(batch) == 0:
