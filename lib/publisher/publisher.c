@@ -276,6 +276,20 @@ static bool is_wanted(refit_publisher *publisher)
     return wanted;
 }
 
+/* Whether what is too much for the GPU could leave it piece by piece, as far as is known. */
+static bool can_stream(refit_publisher *publisher)
+{
+    bool can = publisher->config.broadcast_gpu_bucket_bytes > 0 &&
+               publisher->config.broadcast_gpu != REFIT_GPU_STORE;
+    rft_lock(&publisher->lock);
+    for (uint32_t i = 0; i < publisher->server.peers.count; i++) {
+        const rft_peer *peer = publisher->server.peers.live[i];
+        can = can && !(peer->subscribed && peer->gpu && !peer->pieces);
+    }
+    rft_unlock(&publisher->lock);
+    return can;
+}
+
 /* Workers are told to unmap memory that is no longer needed. */
 static void recall(refit_publisher *publisher)
 {
@@ -361,7 +375,7 @@ static refit_status gpu_clear(refit_publisher *publisher, uint32_t slot, bool *t
     refit_error why;
     *there = false;
     if (publisher->gpu == NULL) return REFIT_OK;
-    bool wanted = is_wanted(publisher) && !publisher->outgrown;
+    bool wanted = is_wanted(publisher) && !(publisher->outgrown && !can_stream(publisher));
     refit_status status = wanted ? gpu_slot_clear(publisher, slot, &why) : REFIT_OK;
     *there = wanted && status == REFIT_OK;
     if (!wanted) gpu_empty(publisher);
@@ -390,7 +404,7 @@ static void store_adopt(refit_publisher *publisher, rft_store *store, rft_frames
     rft_unlock(&publisher->lock);
     rft_wake_fd_set(publisher->wake);
     publisher->to_compare.count = 0;
-    publisher->outgrown = false;
+    publisher->outgrown = publisher->over_host = false;
     gpu_empty(publisher);
     rft_publisher_count_pinned(publisher);
     rft_frames_close(old_frames, &publisher->retired);
@@ -536,6 +550,7 @@ static bool is_host_wanted(refit_publisher *publisher)
 {
     uint32_t here = 0, elsewhere = 0;
     if (is_required(publisher)) return false;
+    if (publisher->over_host) return true;
     rft_lock(&publisher->lock);
     for (uint32_t i = 0; i < publisher->server.peers.count; i++) {
         const rft_peer *peer = publisher->server.peers.live[i];

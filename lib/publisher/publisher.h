@@ -93,7 +93,9 @@ struct refit_publisher {
     rft_copy_queue *gpu_copy_queue; /* of the GPU of `gpu`; NULL: none */
     rft_to_compare to_compare;
     rft_ring ring;
-    bool outgrown; /* nothing of the last version was lent, and it was too much for the GPU: the
+    bool over_host; /* tensors of another GPU came to a version that was streamed: they have to come
+                       over the store, so versions have bytes on the host from now on */
+    bool outgrown;  /* nothing of the last version was lent, and it was too much for the GPU: the
                       next one begins on the host */
 };
 
@@ -121,6 +123,12 @@ void rft_publisher_hold(refit_publisher *publisher, rft_copy_queue *queue);
 /* Waits until the work that the caller has put on the stream is done. */
 refit_status rft_publisher_await_stream(const refit_publisher *publisher, refit_device *device,
                                         refit_stream_ref after, refit_error *error);
+/* Page-locks the memory of the version in the store, if it has any. */
+void rft_publisher_pin_slot(refit_publisher *publisher, refit_device *device);
+/* Copies a tensor from another GPU to the store, and waits. */
+refit_status rft_publisher_fetch_to_store(refit_publisher *publisher, const refit_weight *weight,
+                                          refit_device *device, refit_stream_ref after,
+                                          refit_error *error);
 /* The tensor is written, with this sum. */
 void rft_publisher_note_written(refit_publisher *publisher, uint32_t tensor, uint64_t sum);
 /* Copies a tensor from host memory to the store. */
@@ -137,7 +145,8 @@ refit_status rft_publisher_stream(refit_publisher *publisher, refit_error *error
 refit_status rft_publisher_write_ring(refit_publisher *publisher, const refit_weight *weights,
                                       uint32_t count, refit_device *device, refit_stream_ref after,
                                       refit_error *error);
-/* All tensors are written: the last pieces are announced. REFIT_ERR_HOST_MEMORY. */
+/* All tensors are written: the last pieces are announced. REFIT_ERR_HOST_MEMORY; REFIT_ERR_STATE: a
+ * write has failed. */
 refit_status rft_publisher_flush_ring(refit_publisher *publisher, refit_error *error);
 /* The version is over. */
 void rft_publisher_end_streaming(refit_publisher *publisher);

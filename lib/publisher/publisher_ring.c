@@ -23,7 +23,8 @@
 #include "base/checked.h"
 #include "publisher/publisher.h"
 
-#define BUCKETS 4u
+#define BUCKETS      4u
+#define BUCKET_LEAST (UINT64_C(1) << 20) /* less is not tried where the GPU is full */
 
 /* ---- Announcing */
 
@@ -102,21 +103,31 @@ static refit_status take_memory(refit_publisher *publisher, refit_error *error)
     uint64_t room = taken < most ? most - taken : 0;
     uint64_t wanted = rft_min_u64(room, publisher->store->manifest->store_bytes);
     refit_status status = REFIT_OK;
-    wanted -= wanted % RFT_TENSOR_ALIGNMENT;
-    if (wanted > 0) status = rft_gpu_store_grow(publisher->gpu, wanted, error);
+    do {
+        wanted -= wanted % RFT_TENSOR_ALIGNMENT;
+        status = wanted > 0 ? rft_gpu_store_grow(publisher->gpu, wanted, error) : REFIT_OK;
+        if (status == REFIT_ERR_DEVICE_MEMORY) wanted /= 2;
+    } while (status == REFIT_ERR_DEVICE_MEMORY && wanted >= BUCKET_LEAST);
     RFT_REFUSE_IF(status == REFIT_OK && taken + wanted < RFT_TENSOR_ALIGNMENT, error,
                   REFIT_ERR_DEVICE_MEMORY, "broadcast.gpu_bucket_bytes is %" PRIu64, most);
     return taken >= RFT_TENSOR_ALIGNMENT ? REFIT_OK : status;
 }
 
-refit_status rft_publisher_stream(refit_publisher *publisher, refit_error *error)
+/* From here on no further worker is offered the version in the GPU's memory. */
+static refit_status mark(refit_publisher *publisher, refit_error *error)
 {
-    rft_ring *ring = &publisher->ring;
     rft_lock(&publisher->lock);
     bool may = rft_transaction_may_stream(&publisher->server);
+    if (may) rft_gpu_store_stream(publisher->gpu);
     rft_unlock(&publisher->lock);
     RFT_REFUSE_IF(!may, error, REFIT_ERR_UNSUPPORTED,
                   "a worker takes its versions as a whole alone, since it has bound destinations");
+    return REFIT_OK;
+}
+
+refit_status rft_publisher_stream(refit_publisher *publisher, refit_error *error)
+{
+    rft_ring *ring = &publisher->ring;
     RFT_REFUSE_IF(!rft_device_get_caps(publisher->gpu->device).digests, error,
                   REFIT_ERR_UNSUPPORTED, "the GPU takes no digests");
     rft_copy_queue *queue;
@@ -126,14 +137,12 @@ refit_status rft_publisher_stream(refit_publisher *publisher, refit_error *error
     RFT_REFUSE_IF(ring->sums == NULL, error, REFIT_ERR_HOST_MEMORY,
                   "no memory to follow the tensors of a version");
     refit_status status = take_memory(publisher, error);
+    rft_publisher_compare_written(publisher);
+    if (status == REFIT_OK) status = mark(publisher, error);
     if (status != REFIT_OK) {
         rft_publisher_end_streaming(publisher);
         return status;
     }
-    rft_publisher_compare_written(publisher);
-    rft_lock(&publisher->lock);
-    rft_gpu_store_stream(publisher->gpu);
-    rft_unlock(&publisher->lock);
     ring->on = true;
     ring->broken = announce_written(publisher, error) != REFIT_OK;
     const rft_gpu_block *block = rft_gpu_store_writing(publisher->gpu);
@@ -175,15 +184,23 @@ static refit_status land(refit_publisher *publisher, rft_copy_queue *queue, refi
     return REFIT_OK;
 }
 
-/* A bucket with room, and a place in the batch. */
+/* A place in the batch. */
+static refit_status make_place(refit_publisher *publisher, rft_copy_queue *queue,
+                               refit_error *error)
+{
+    rft_ring *ring = &publisher->ring;
+    if (ring->batch_count == RFT_DIGEST_BATCH_MOST) RFT_TRY(land(publisher, queue, error));
+    if (ring->batch_count > 0) return REFIT_OK;
+    rft_publisher_hold(publisher, queue); /* a wait has let go of it */
+    return rft_copy_queue_batch_begin(queue, error);
+}
+
+/* And a bucket with room. */
 static refit_status make_room(refit_publisher *publisher, rft_copy_queue *queue, rft_bucket **out,
                               refit_error *error)
 {
     rft_ring *ring = &publisher->ring;
     rft_bucket *bucket = &ring->buckets[ring->current];
-    if (ring->batch_count == RFT_DIGEST_BATCH_MOST) {
-        RFT_TRY(land(publisher, queue, error));
-    }
     if (bucket->used == bucket->bytes) {
         RFT_TRY(land(publisher, queue, error));
         RFT_TRY(announce(publisher, error));
@@ -196,41 +213,54 @@ static refit_status make_room(refit_publisher *publisher, rft_copy_queue *queue,
         RFT_TRY(rft_publisher_await_taken(publisher, bucket->sequence, error));
         bucket->sequence = 0;
     }
-    if (ring->batch_count == 0) RFT_TRY(rft_copy_queue_batch_begin(queue, error));
     *out = bucket;
-    return REFIT_OK;
+    return make_place(publisher, queue, error);
 }
 
 /* One tensor on its way. */
 typedef struct source {
-    const refit_weight *weight;
+    uint32_t tensor;
+    const unsigned char *memory;
+    uint64_t bytes;
     bool on_host;
-    unsigned char
-        *image; /* its place in the store; NULL: it has none, or is written there already */
+    unsigned char *image; /* its place in the store, which gets it as well; NULL: none */
     const rft_pinning *pinning;
     bool written; /* the store has it already */
 } source;
+
+/* Where it lies, for the store. */
+static refit_status issue_image(rft_copy_queue *queue, const source *from, uint64_t offset,
+                                uint64_t bytes, refit_error *error)
+{
+    if (from->image == NULL) return REFIT_OK;
+    return rft_copy_queue_copy(queue, from->image + offset, from->memory + offset, bytes,
+                               from->pinning, error);
+}
+
+static void note_issued(rft_ring *ring, const source *from, uint64_t end)
+{
+    bool last = end == from->bytes && !from->written;
+    ring->batch[ring->batch_count++] = (rft_ring_piece){from->tensor, last};
+}
 
 static refit_status issue_piece(refit_publisher *publisher, rft_copy_queue *queue,
                                 const source *from, uint64_t offset, uint64_t bytes,
                                 rft_bucket *bucket, refit_error *error)
 {
-    rft_ring *ring = &publisher->ring;
-    uint32_t index = ring->batch_count;
+    uint32_t index = publisher->ring.batch_count;
     unsigned char place[RFT_PLACE_BYTES], *to = bucket->memory + bucket->used;
-    const unsigned char *memory = (const unsigned char *)from->weight->memory + offset;
+    const unsigned char *memory = from->memory + offset;
     rft_put_u32(place, bucket->chunk);
     rft_put_u64(place + 4, bucket->offset + bucket->used);
-    RFT_TRY(note_piece(publisher, from->weight->tensor, place, offset, bytes, error));
-    if (from->image != NULL)
-        RFT_TRY(
-            rft_copy_queue_copy(queue, from->image + offset, memory, bytes, from->pinning, error));
-    if (from->on_host) RFT_TRY(rft_copy_queue_copy(queue, to, memory, bytes, NULL, error));
-    RFT_TRY(from->on_host
-                ? rft_copy_queue_batch_add(queue, index, NULL, to, bytes, offset, error)
-                : rft_copy_queue_batch_add(queue, index, to, memory, bytes, offset, error));
-    bool last = offset + bytes == from->weight->bytes && !from->written;
-    ring->batch[ring->batch_count++] = (rft_ring_piece){from->weight->tensor, last};
+    RFT_TRY(note_piece(publisher, from->tensor, place, offset, bytes, error));
+    RFT_TRY(issue_image(queue, from, offset, bytes, error));
+    if (from->on_host) {
+        RFT_TRY(rft_copy_queue_copy(queue, to, memory, bytes, from->pinning, error));
+        RFT_TRY(rft_copy_queue_batch_add(queue, index, NULL, to, bytes, offset, error));
+    } else {
+        RFT_TRY(rft_copy_queue_batch_add(queue, index, to, memory, bytes, offset, error));
+    }
+    note_issued(&publisher->ring, from, offset + bytes);
     (void)rft_align_u64(bucket->used + bytes, RFT_TENSOR_ALIGNMENT, &bucket->used);
     return REFIT_OK;
 }
@@ -238,42 +268,95 @@ static refit_status issue_piece(refit_publisher *publisher, rft_copy_queue *queu
 static refit_status write_pieces(refit_publisher *publisher, rft_copy_queue *queue,
                                  const source *from, refit_error *error)
 {
-    for (uint64_t done = 0, some; done < from->weight->bytes; done += some) {
+    for (uint64_t done = 0, some; done < from->bytes; done += some) {
         rft_bucket *bucket;
         RFT_TRY(make_room(publisher, queue, &bucket, error));
-        some = rft_min_u64(from->weight->bytes - done, bucket->bytes - bucket->used);
+        some = rft_min_u64(from->bytes - done, bucket->bytes - bucket->used);
         RFT_TRY(issue_piece(publisher, queue, from, done, some, bucket, error));
     }
     return REFIT_OK;
 }
 
-/* The store, where it keeps the version for workers on the host, gets the tensor too. */
-static refit_status write_tensor(refit_publisher *publisher, rft_copy_queue *queue,
-                                 const refit_weight *weight, bool on_host, refit_error *error)
+/* One that is lent: read where it lies. */
+static refit_status show(refit_publisher *publisher, rft_copy_queue *queue, const source *from,
+                         refit_error *error)
+{
+    unsigned char place[RFT_PLACE_BYTES];
+    RFT_TRY(make_place(publisher, queue, error));
+    rft_gpu_store_describe_place(publisher->gpu, publisher->store->originals[from->tensor], place);
+    RFT_TRY(note_piece(publisher, from->tensor, place, 0, from->bytes, error));
+    RFT_TRY(issue_image(queue, from, 0, from->bytes, error));
+    RFT_TRY(rft_copy_queue_batch_add(queue, publisher->ring.batch_count, NULL, from->memory,
+                                     from->bytes, 0, error));
+    note_issued(&publisher->ring, from, from->bytes);
+    return REFIT_OK;
+}
+
+/* Where the tensors of a call lie. */
+typedef struct origin {
+    refit_device *device;
+    refit_stream_ref after;
+    bool on_host;
+    bool elsewhere; /* on another GPU: they come over the store */
+} origin;
+
+/* The store, where it keeps the version for workers on the host, gets the tensor too, before or
+ * with its pieces. */
+static refit_status find_source(refit_publisher *publisher, const refit_weight *weight,
+                                const origin *of, source *out, refit_error *error)
 {
     rft_store *store = publisher->store;
-    const rft_buffer *buffer = store->slots[store->writing_slot].buffer;
-    source from = {.weight = weight, .on_host = on_host};
-    RFT_TRY(rft_store_afford(store, weight->bytes, error));
-    if (weight->bytes == 0) {
-        rft_publisher_note_written(publisher, weight->tensor, 0);
-    } else if (buffer != NULL && on_host) {
+    const rft_slot *slot = &store->slots[store->writing_slot];
+    *out = (source){.tensor = weight->tensor,
+                    .memory = weight->memory,
+                    .bytes = weight->bytes,
+                    .on_host = of->on_host || of->elsewhere,
+                    .pinning = slot->buffer == NULL ? NULL : &slot->buffer->pinning};
+    if (slot->buffer == NULL || weight->bytes == 0) return REFIT_OK;
+    out->written = out->on_host;
+    if (of->elsewhere) {
+        RFT_TRY(rft_publisher_fetch_to_store(publisher, weight, of->device, of->after, error));
+        out->memory = rft_slot_image(slot) + store->manifest->tensors[weight->tensor].offset;
+    } else if (of->on_host) {
         RFT_TRY(rft_publisher_write_to_store(publisher, weight, error));
-        from.written = true;
-    } else if (buffer != NULL) {
-        from.image = rft_store_begin_device_write(store, weight->tensor);
-        from.pinning = &buffer->pinning;
+    } else {
+        out->image = rft_store_begin_device_write(store, weight->tensor);
     }
+    return REFIT_OK;
+}
+
+static refit_status write_tensor(refit_publisher *publisher, rft_copy_queue *queue,
+                                 const refit_weight *weight, const origin *of, refit_error *error)
+{
+    source from;
+    uint32_t original = publisher->store->originals[weight->tensor];
+    RFT_TRY(rft_store_afford(publisher->store, weight->bytes, error));
+    RFT_TRY(find_source(publisher, weight, of, &from, error));
+    if (weight->bytes == 0) rft_publisher_note_written(publisher, weight->tensor, 0);
+    if (weight->bytes > 0 && rft_gpu_store_is_lent(publisher->gpu, original))
+        return show(publisher, queue, &from, error);
     return write_pieces(publisher, queue, &from, error);
 }
 
 static refit_status write_all(refit_publisher *publisher, rft_copy_queue *queue,
-                              const refit_weight *weights, uint32_t count, bool on_host,
+                              const refit_weight *weights, uint32_t count, const origin *of,
                               refit_error *error)
 {
     for (uint32_t i = 0; i < count; i++)
-        RFT_TRY(write_tensor(publisher, queue, &weights[i], on_host, error));
+        RFT_TRY(write_tensor(publisher, queue, &weights[i], of, error));
     return land(publisher, queue, error);
+}
+
+/* The GPU's copy queue, after what the caller has put on its stream. */
+static refit_status make_ready(refit_publisher *publisher, const origin *of, rft_copy_queue **out,
+                               refit_error *error)
+{
+    RFT_TRY(rft_publisher_gpu_queue(publisher, out, error));
+    RFT_TRY(rft_copy_queue_batch_open(*out, error));
+    rft_publisher_pin_slot(publisher, publisher->gpu->device);
+    if (of->elsewhere) return REFIT_OK;
+    if (of->on_host) return rft_publisher_await_stream(publisher, of->device, of->after, error);
+    return rft_copy_queue_follow(*out, of->after, error);
 }
 
 refit_status rft_publisher_write_ring(refit_publisher *publisher, const refit_weight *weights,
@@ -281,22 +364,20 @@ refit_status rft_publisher_write_ring(refit_publisher *publisher, const refit_we
                                       refit_error *error)
 {
     rft_ring *ring = &publisher->ring;
-    bool on_host = device == NULL || rft_device_get_caps(device).host_addressable;
+    const rft_store *store = publisher->store;
     rft_copy_queue *queue;
+    origin of = {device, after, device == NULL || rft_device_get_caps(device).host_addressable,
+                 false};
+    of.elsewhere = !of.on_host && !rft_publisher_is_gpu(publisher, device);
     RFT_REFUSE_IF(ring->broken, error, REFIT_ERR_STATE,
                   "a write of this version failed after its first pieces were sent: abort it");
-    RFT_REFUSE_IF(!on_host && !rft_publisher_is_gpu(publisher, device), error, REFIT_ERR_INVALID,
+    if (of.elsewhere) publisher->over_host = true;
+    RFT_REFUSE_IF(of.elsewhere && store->slots[store->writing_slot].buffer == NULL, error,
+                  REFIT_ERR_INVALID,
                   "this version is sent piece by piece from another GPU's memory: copy the tensor "
-                  "to that GPU, or to the host, first");
-    RFT_TRY(rft_publisher_gpu_queue(publisher, &queue, error));
-    RFT_TRY(rft_copy_queue_batch_open(queue, error));
-    rft_publisher_hold(publisher, queue);
-    if (on_host) {
-        RFT_TRY(rft_publisher_await_stream(publisher, device, after, error));
-    } else {
-        RFT_TRY(rft_copy_queue_follow(queue, after, error));
-    }
-    refit_status status = write_all(publisher, queue, weights, count, on_host, error);
+                  "to that GPU, or abort the version and publish it again, over the host");
+    RFT_TRY(make_ready(publisher, &of, &queue, error));
+    refit_status status = write_all(publisher, queue, weights, count, &of, error);
     ring->broken = status != REFIT_OK;
     if (ring->broken) {
         (void)rft_copy_queue_wait(queue, publisher->config.broadcast_stage_timeout_ms, NULL);
@@ -307,6 +388,8 @@ refit_status rft_publisher_write_ring(refit_publisher *publisher, const refit_we
 
 refit_status rft_publisher_flush_ring(refit_publisher *publisher, refit_error *error)
 {
-    if (!publisher->ring.on || publisher->ring.broken) return REFIT_OK;
+    if (!publisher->ring.on) return REFIT_OK;
+    RFT_REFUSE_IF(publisher->ring.broken, error, REFIT_ERR_STATE,
+                  "a write of this version failed after its first pieces were sent: abort it");
     return announce(publisher, error);
 }

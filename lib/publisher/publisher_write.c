@@ -160,7 +160,7 @@ void rft_publisher_await_copies(refit_publisher *publisher, int64_t deadline)
 
 /* Where the memory cannot be locked, copies are slower and the figures say so. A shortage passes:
  * it is tried again, but not for each tensor, as a try may take a while. */
-static void pin_slot(refit_publisher *publisher, refit_device *device)
+void rft_publisher_pin_slot(refit_publisher *publisher, refit_device *device)
 {
     refit_error why;
     rft_store *store = publisher->store;
@@ -282,7 +282,7 @@ static refit_status write_from_device(refit_publisher *publisher, write_job *job
     bool digested = false;
     if (job->bytes > 0) {
         RFT_TRY(check_source(publisher, job, error));
-        pin_slot(publisher, job->device);
+        rft_publisher_pin_slot(publisher, job->device);
         job->image = rft_store_begin_device_write(publisher->store, job->tensor);
         RFT_TRY(copy_in(publisher, job, &sum, &digested, error));
     } else {
@@ -310,6 +310,17 @@ void rft_publisher_note_written(refit_publisher *publisher, uint32_t tensor, uin
 {
     rft_store_end_device_write(publisher->store, tensor);
     rft_store_compare(publisher->store, tensor, &sum, frame_ready, publisher);
+}
+
+refit_status rft_publisher_fetch_to_store(refit_publisher *publisher, const refit_weight *weight,
+                                          refit_device *device, refit_stream_ref after,
+                                          refit_error *error)
+{
+    write_job job = {weight->tensor, weight->memory, weight->bytes, device,
+                     after,          NULL,           NULL,          NULL};
+    RFT_TRY(write_from_device(publisher, &job, error));
+    rft_publisher_compare_written(publisher);
+    return REFIT_OK;
 }
 
 refit_status rft_publisher_write_to_store(refit_publisher *publisher, const refit_weight *weight,
@@ -442,9 +453,9 @@ static refit_status place_list(refit_publisher *publisher, const write_list *lis
 {
     bool all;
     uint32_t reached = 0;
-    if (rft_gpu_store_writing(publisher->gpu) == NULL || publisher->ring.on) return REFIT_OK;
+    if (rft_gpu_store_writing(publisher->gpu) == NULL) return REFIT_OK;
     RFT_TRY(lend_list(publisher, list, &all, error));
-    if (all || reserve_list(publisher, list, &reached)) return REFIT_OK;
+    if (publisher->ring.on || all || reserve_list(publisher, list, &reached)) return REFIT_OK;
     RFT_TRY(rft_publisher_grow_block(publisher, growth(publisher, list, reached), error));
     bool placed = rft_gpu_store_writing(publisher->gpu) != NULL && !publisher->ring.on;
     if (placed) (void)reserve_list(publisher, list, &reached);
@@ -685,7 +696,7 @@ static refit_status write_batches(refit_publisher *publisher, const write_list *
     bool same_gpu = rft_publisher_is_gpu(publisher, list->device);
     rft_gpu_block *block = rft_gpu_store_writing(publisher->gpu);
     if (block != NULL && !same_gpu) return write_singly(publisher, list, 0, error);
-    pin_slot(publisher, list->device);
+    rft_publisher_pin_slot(publisher, list->device);
     for (uint32_t at = 0; at < list->count;) {
         batch on = {&list->weights[at], batch_length(list, at, target_buffer(publisher) != NULL),
                     NULL, NULL, block};
@@ -722,7 +733,7 @@ refit_status rft_publisher_copy_to_host(refit_publisher *publisher, refit_error 
 {
     rft_copy_queue **place = &publisher->gpu_copy_queue;
     RFT_TRY(get_copy_queue(publisher, publisher->gpu->device, place, error));
-    pin_slot(publisher, publisher->gpu->device);
+    rft_publisher_pin_slot(publisher, publisher->gpu->device);
     rft_publisher_compare_written(publisher);
     rft_buffer *buffer = target_buffer(publisher);
     rft_copy_queue_hold(*place, &buffer->pending);

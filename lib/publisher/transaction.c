@@ -289,7 +289,9 @@ void rft_transaction_send_pieces(rft_server *server, const rft_message *pieces)
     uint32_t sequence = pieces->as.pieces.sequence;
     for (uint32_t i = 0; i < server->peers.count; i++) {
         rft_peer *peer = server->peers.live[i];
-        if (!takes_from_gpu(server, peer) || peer->task.pieces_sent != sequence - 1) continue;
+        bool goes_on =
+            takes_from_gpu(server, peer) && peer->pieces && peer->task.pieces_sent == sequence - 1;
+        if (!goes_on) continue;
         peer->task.pieces_sent = sequence;
         (void)rft_server_send(server, peer, pieces);
     }

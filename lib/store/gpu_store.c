@@ -309,6 +309,16 @@ static void drop_unused(rft_gpu_store *store)
     store->area_last = 0;
 }
 
+void rft_gpu_store_stream(rft_gpu_store *store)
+{
+    rft_gpu_slot *slot = &store->slots[store->writing];
+    slot->streamed = true;
+    note_used(store);
+    drop_unused(store); /* what a version before had lent may be gone */
+    for (uint32_t i = 0; i < slot->block->chunk_count; i++)
+        slot->block->chunks[i].used = slot->block->chunks[i].bytes;
+}
+
 void rft_gpu_store_seal(rft_gpu_store *store)
 {
     rft_gpu_block *block = rft_gpu_store_writing(store);
@@ -323,13 +333,9 @@ void rft_gpu_store_commit(rft_gpu_store *store)
     store->writing = RFT_NO_SLOT;
 }
 
-void rft_gpu_store_stream(rft_gpu_store *store)
+bool rft_gpu_store_is_lent(const rft_gpu_store *store, uint32_t original)
 {
-    rft_gpu_slot *slot = &store->slots[store->writing];
-    slot->streamed = true;
-    slot->lends = true;
-    for (uint32_t i = 0; i < slot->block->chunk_count; i++)
-        slot->block->chunks[i].used = slot->block->chunks[i].bytes;
+    return store->slots[store->writing].places[original].kind == RFT_GPU_LENT;
 }
 
 bool rft_gpu_store_is_streamed(const rft_gpu_store *store, uint64_t version)

@@ -133,6 +133,7 @@ void rft_gpu_store_end_lending(rft_gpu_store *store);
 
 /* The version being written leaves piece by piece, and no worker that comes now can have it. */
 void rft_gpu_store_stream(rft_gpu_store *store);
+bool rft_gpu_store_is_lent(const rft_gpu_store *store, uint32_t original);
 bool rft_gpu_store_is_streamed(const rft_gpu_store *store, uint64_t version);
 /* Where an original tensor that is written lies, RFT_PLACE_BYTES as LEND says it. */
 void rft_gpu_store_describe_place(const rft_gpu_store *store, uint32_t original,

@@ -241,7 +241,7 @@ static refit_status run_pieces(rft_gpu_copy *copy, const refit_config *config,
 }
 
 /* All pieces have come. */
-static refit_status compare_tensors(const rft_piece_queue *from, refit_error *error)
+static refit_status compare_tensors(rft_piece_queue *from, refit_error *error)
 {
     const rft_manifest *manifest = from->manifest;
     for (uint32_t i = 0; i < manifest->count; i++) {
@@ -253,6 +253,7 @@ static refit_status compare_tensors(const rft_piece_queue *from, refit_error *er
                       "version whole, load the next one",
                       tensor->name);
     }
+    from->compared = true;
     return REFIT_OK;
 }
 

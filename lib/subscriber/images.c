@@ -72,6 +72,8 @@ void rft_image_abandon(rft_image *image)
     if (image->gpu != NULL) {
         (void)rft_gpu_version_acquire(image->gpu);
         image->gpu->reading = false; /* its mark in the lock stays, too */
+    } else if (image->pieces != NULL) {
+        rft_piece_queue_abandon(image->pieces);
     } else if (image->mapping != NULL) {
         image->mapping->users++;
     } else {

@@ -56,8 +56,9 @@ typedef struct rft_order {
 } rft_order;
 
 /* A version is delivered only when all orders about the one before it but its release have been
- * carried out, so no more than a release, a decision and a second release can wait. */
-#define RFT_MAILBOX_ORDERS 3u
+ * carried out, so no more than a release, a decision and a second release can wait; and one more
+ * decision, where a version that was to be staged has come to nothing. */
+#define RFT_MAILBOX_ORDERS 4u
 
 typedef struct rft_mailbox {
     int ready_fd;          /* set while take would not wait */

@@ -48,6 +48,13 @@ static void pieces_close(rft_pieces *pieces)
     *pieces = (rft_pieces){0};
 }
 
+void rft_piece_queue_abandon(rft_piece_queue *queue)
+{
+    for (uint32_t i = 0; i < RFT_PIECES_MOST; i++) {
+        if (queue->ready[i].where != NULL) (void)rft_gpu_version_acquire(queue->ready[i].where);
+    }
+}
+
 void rft_piece_queue_close(rft_piece_queue *queue)
 {
     if (queue == NULL) return;
@@ -236,7 +243,8 @@ refit_status rft_piece_queue_next(rft_piece_queue *queue, int64_t deadline, cons
 bool rft_piece_queue_is_whole(rft_piece_queue *queue)
 {
     rft_lock(&queue->lock);
-    bool whole = queue->state == RFT_PIECES_WHOLE && queue->taken == queue->arrived;
+    bool whole =
+        queue->state == RFT_PIECES_WHOLE && queue->taken == queue->arrived && queue->compared;
     rft_unlock(&queue->lock);
     return whole;
 }

@@ -57,12 +57,15 @@ typedef struct rft_piece_queue {
     uint64_t *digests; /* owned; per tensor: of SEAL, once WHOLE */
     uint32_t freed;    /* the service thread's: sequence of the last whose memory it gave back */
     uint64_t *sums;    /* owned, the caller's; per tensor: of the pieces that it has digested */
+    bool compared;     /* the caller's: `sums` make `digests` */
     bool reading;      /* the caller's: it has the pieces after `taken` */
 } rft_piece_queue;
 
 /* `wake_fd` and the manifest are borrowed until close. REFIT_ERR_HOST_MEMORY, REFIT_ERR_SYSTEM. */
 refit_status rft_piece_queue_open(const rft_manifest *manifest, int wake_fd, rft_piece_queue **out,
                                   refit_error *error);
+/* A device may read the pieces for ever: what they lie in stays mapped. */
+void rft_piece_queue_abandon(rft_piece_queue *queue);
 /* NULL is allowed. */
 void rft_piece_queue_close(rft_piece_queue *queue);
 
@@ -86,7 +89,7 @@ void rft_piece_queue_commit(rft_piece_queue *queue);
  * the failure. */
 refit_status rft_piece_queue_next(rft_piece_queue *queue, int64_t deadline, const rft_pieces **out,
                                   refit_error *error);
-/* Whether all pieces have come, and were taken. */
+/* Whether all pieces have come, were taken, and make up the version of SEAL. */
 bool rft_piece_queue_is_whole(rft_piece_queue *queue);
 /* Whether pieces were given to the caller. */
 bool rft_piece_queue_was_read(rft_piece_queue *queue);

@@ -519,11 +519,12 @@ refit_status rft_receive_pieces(rft_receive *receive, const rft_message *pieces,
 {
     bool ours = is_expected(receive, pieces->as.pieces.version) &&
                 receive->path == REFIT_PATH_CUDA_IPC && !receive->sealed;
-    rft_image *image = receive->image;
     if (!ours) return REFIT_OK;
-    RFT_REFUSE_IF(image == NULL, error, REFIT_ERR_STATE,
-                  "version %llu comes piece by piece, while an update before it is still open",
-                  (unsigned long long)receive->version);
+    if (receive->phase == RFT_RECEIVE_WAITING) { /* the user has the update before, perhaps */
+        RFT_TRY(take_mapped(receive, error));
+        receive->phase = RFT_RECEIVE_FETCHING;
+    }
+    rft_image *image = receive->image;
     if (image->pieces == NULL)
         RFT_TRY(rft_piece_queue_open(receive->catalog->manifest, wake_fd, &image->pieces, error));
     refit_status status =

@@ -107,7 +107,7 @@ refit_status rft_receive_start(rft_receive *receive, const rft_image *held, refi
 refit_status rft_receive_frame(rft_receive *receive, const rft_message *frame, rft_view payload,
                                refit_error *error);
 refit_status rft_receive_lend(rft_receive *receive, const rft_message *lend, refit_error *error);
-/* `wake_fd` is that of rft_piece_queue_open. REFIT_ERR_STATE: no image is free. */
+/* `wake_fd` is that of rft_piece_queue_open. REFIT_ERR_BUSY: no image is free. */
 refit_status rft_receive_pieces(rft_receive *receive, const rft_message *pieces, int wake_fd,
                                 refit_error *error);
 refit_status rft_receive_seal(rft_receive *receive, const rft_message *seal, refit_error *error);

@@ -27,8 +27,8 @@
  * STAGING. It becomes STAGED when the user has copied all and accepts it, and goes from there to
  * CURRENT with COMMIT. If it ends in another way, the user is told, and has nothing left.
  *
- * If the user refuses a version and has nothing left, the session goes from APPLYING to CONNECTING,
- * because that is how a worker comes to be offered the current version once more.
+ * If the user refuses a committed version and has nothing left, the session goes from APPLYING to
+ * CONNECTING, because that is how a worker comes to be offered the current version once more.
  *
  * A committed version that the user has not taken is withdrawn when the connection is lost: a
  * worker that comes back is offered the current version anyway. The user decides on a version that
@@ -427,7 +427,9 @@ static bool needs_gpu(rft_session *session, rft_view share, int64_t now)
 static void leave_gpu(rft_session *session, const refit_error *why, int64_t now)
 {
     if (is_required(session)) {
-        send_failed(session, session->receive.version, why, true);
+        uint64_t version = session->receive.version;
+        bool kept = drop_version(session, (refit_status)why->status, why->text);
+        send_failed(session, version, why, kept);
         end_session(session, (refit_status)why->status, why->text, now);
         return;
     }
@@ -482,9 +484,23 @@ static void lose_version(rft_session *session, const refit_error *why, int64_t n
     }
 }
 
+/* A version of which pieces have come is the user's, who copies it from now on, once the update
+ * before it is decided. */
+static void hand_over(rft_session *session)
+{
+    rft_image *image = session->receive.image;
+    bool streams = image != NULL && image->pieces != NULL;
+    if (!streams || session->applying != NULL) return;
+    image->id = (rft_version_id){session->report.epoch, session->receive.version, {{0}}};
+    rft_image_add_use(image, RFT_IMAGE_LENT);
+    session->applying = image;
+    rft_mailbox_deliver(session->mailbox, image);
+}
+
 /* Goes as far with the offered version as it can: start, staged, or failed. */
 static void proceed(rft_session *session, int64_t now)
 {
+    hand_over(session);
     bool idle = session->receive.phase == RFT_RECEIVE_NONE ||
                 session->report.state == RFT_SESSION_STAGED || session->applying != NULL;
     if (idle) return;
@@ -619,7 +635,8 @@ static void send_join(rft_session *session)
     message.as.join.proof = session->proof;
     message.as.join.reason = rft_view_text(session->why_not);
     message.as.join.gpu = session->on_gpu;
-    message.as.join.pieces = session->on_gpu && !session->whole;
+    message.as.join.pieces = session->on_gpu && !session->whole &&
+                             rft_device_get_caps(session->images.gpu_memory.device).digests;
     session_send(session, &message);
 }
 
@@ -827,18 +844,6 @@ static void answer_lend(rft_session *session, const rft_message *message, rft_vi
     follow(session, status, &why, now);
 }
 
-/* The first of them bring the version to the user, who copies it from now on. */
-static void hand_over(rft_session *session)
-{
-    rft_image *image = session->receive.image;
-    bool streams = image != NULL && image->pieces != NULL;
-    if (!streams || session->applying != NULL) return;
-    image->id = (rft_version_id){session->report.epoch, session->receive.version, {{0}}};
-    rft_image_add_use(image, RFT_IMAGE_LENT);
-    session->applying = image;
-    rft_mailbox_deliver(session->mailbox, image);
-}
-
 static void answer_pieces(rft_session *session, const rft_message *message, rft_view payload,
                           int64_t now)
 {
@@ -847,7 +852,7 @@ static void answer_pieces(rft_session *session, const rft_message *message, rft_
     refit_status status =
         rft_receive_pieces(&session->receive, message, session->mailbox->wake_fd, &why);
     if (status == REFIT_OK) {
-        hand_over(session);
+        proceed(session, now);
     } else {
         lose_version(session, &why, now);
     }

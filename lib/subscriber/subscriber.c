@@ -564,12 +564,18 @@ refit_status refit_update_next_pieces(refit_update *update, uint32_t timeout_ms,
     RFT_REFUSE_IF(pieces_of(update) == NULL, error, REFIT_ERR_STATE,
                   "version %llu lies in memory as a whole: read its tensors",
                   (unsigned long long)update->image->id.version);
+    RFT_REFUSE_IF(update->torn, error, REFIT_ERR_STATE,
+                  "pieces of version %llu could not be digested or were changed: refuse it",
+                  (unsigned long long)update->image->id.version);
     refit_subscriber *subscriber = update->subscriber;
     RFT_TRY(take_pieces(update, timeout_ms, &found, error));
     refit_status status =
         rft_gpu_copy_verify(&subscriber->copy, subscriber->device, &subscriber->service.config,
                             update->image, found, error);
     if (status != REFIT_OK) update->torn = true;
+    RFT_REFUSE_IF(status == REFIT_ERR_TIMEOUT, error, REFIT_ERR_DEVICE,
+                  "the GPU has not digested the pieces of version %llu in time: refuse it",
+                  (unsigned long long)update->image->id.version);
     RFT_TRY(status);
     *pieces = found == NULL ? NULL : found->list;
     *count = found == NULL ? 0 : found->count;

@@ -1,6 +1,8 @@
 /* What a trainer makes on the way, and is more than the GPU may keep of it, goes to workers on that
  * GPU piece by piece, through a bounded part of its memory. */
-#include "base/clock.h"
+#include <poll.h>
+
+#include "publisher/publisher.h"
 #include "tests/support/gpu_play.h"
 #include "tests/support/test.h"
 
@@ -354,11 +356,165 @@ PLAY_TEST(a_worker_with_bound_memory_takes_whole_versions)
     assert_ok(refit_memory_free(play->theirs, memory, NULL));
 }
 
+/* What was lent before, and freed since, is named to no worker. */
+PLAY_TEST(memory_that_the_trainer_has_freed_is_not_named)
+{
+    gpu_play_open(play, small_bucket);
+    play->trainer.lends = true;
+    rollout_thread *member = gpu_play_hire(play, true, ROLLOUT_ACCEPT);
+    gpu_play_bring(play, member, 1);
+    play->trainer.lends = false;
+    trainer_take_device(&play->trainer, NULL); /* frees what was lent */
+    (void)gpu_play_hire(play, true, ROLLOUT_ACCEPT);
+    gpu_play_expect(play, 2, gpu_play_publish(play, 2));
+    assert_int_equal(gpu_play_path(play, &play->rollouts[1]), REFIT_PATH_CUDA_IPC);
+    trainer_take_device(&play->trainer, play->device);
+}
+
+static void short_commit(refit_config *config)
+{
+    small_bucket(config);
+    config->broadcast_commit_timeout_ms = 1;
+}
+
+/* The worker decides about a version while pieces of the next one are there; it gets them then. */
+PLAY_TEST(pieces_wait_for_the_decision_about_the_version_before)
+{
+    gpu_play_open(play, short_commit);
+    refit_subscriber *subscriber = subscribe(play);
+    play->trainer.lends = true;
+    trainer_start(&play->trainer, TRAINER_PUBLISH, 1);
+    refit_update *update = next_of(subscriber);
+    (void)trainer_join(&play->trainer); /* committed, and not applied in time */
+    play->trainer.lends = false;
+    while (trainer_stats(&play->trainer).workers_gpu == 0)
+        trainer_wait_workers(&play->trainer, 1);
+    trainer_start(&play->trainer, TRAINER_PUBLISH, 2);
+    (void)poll(NULL, 0, 50); /* pieces may come before the decision, or after it */
+    refit_update_close(update);
+    update = next_of(subscriber);
+    assert_int_equal(refit_update_version(update), 2);
+    assert_ok(drain(update, NULL));
+    assert_ok(refit_update_accept(update, NULL));
+    refit_update_close(update);
+    (void)trainer_join(&play->trainer); /* a millisecond may have been too short */
+    refit_subscriber_close(subscriber);
+}
+
+static void quorum_of_one(refit_config *config)
+{
+    small_bucket(config);
+    config->broadcast_commit = REFIT_COMMIT_QUORUM;
+    config->broadcast_quorum = 1;
+}
+
+/* Though the store has all of it for a worker on the host, which would be enough. */
+PLAY_TEST(a_version_of_which_a_write_failed_cannot_be_committed)
+{
+    refit_weight weights[SAMPLE_TENSORS];
+    gpu_play_open(play, quorum_of_one);
+    (void)gpu_play_hire(play, false, ROLLOUT_ACCEPT);
+    (void)gpu_play_hire(play, true, ROLLOUT_ACCEPT);
+    trainer_take_device(&play->trainer, NULL);
+    trainer_begin(&play->trainer, 1);
+    refit_publisher *publisher = play->trainer.publisher;
+    uint32_t last = trainer_weights(&play->trainer, weights) - 1;
+    assert_ok(refit_publisher_write_all(publisher, weights, last, NULL, REFIT_STREAM_NONE, NULL));
+    fake_cuda_fail("cuLaunchKernel", 1, 1000, RFT_CU_UNKNOWN); /* at the worker's end, too */
+    assert_int_not_equal(refit_publisher_write(publisher, weights[last].tensor,
+                                               weights[last].memory, weights[last].bytes, NULL,
+                                               REFIT_STREAM_NONE, NULL),
+                         REFIT_OK);
+    assert_refused(refit_publisher_commit(publisher, error), REFIT_ERR_STATE, "abort");
+    assert_ok(refit_publisher_abort(publisher, NULL));
+    fake_cuda_forget_faults();
+    trainer_take_device(&play->trainer, play->device);
+    gpu_play_expect(play, 2, gpu_play_publish(play, 2));
+}
+
+/* The last tensor, which is large, lies on another GPU. */
+static refit_status write_from_two(gpu_play *play, refit_device *other, uint64_t version)
+{
+    void *memory = NULL;
+    refit_weight weights[SAMPLE_TENSORS];
+    refit_publisher *publisher = play->trainer.publisher;
+    trainer_begin(&play->trainer, version);
+    uint32_t last = trainer_weights(&play->trainer, weights) - 1;
+    assert_ok(
+        refit_publisher_write_all(publisher, weights, last, play->device, REFIT_STREAM_NONE, NULL));
+    assert_ok(refit_memory_alloc(other, weights[last].bytes, &memory, NULL));
+    const unsigned char *from =
+        play->trainer.sample.image +
+        ((const unsigned char *)weights[last].memory - play->trainer.memory);
+    assert_ok(refit_stream_copy(other, REFIT_STREAM_NONE, memory, from, weights[last].bytes, NULL));
+    refit_status status =
+        refit_publisher_write(publisher, weights[last].tensor, memory, weights[last].bytes, other,
+                              REFIT_STREAM_NONE, NULL);
+    if (status == REFIT_OK) {
+        status = refit_publisher_commit(publisher, NULL);
+    } else {
+        assert_ok(refit_publisher_abort(publisher, NULL));
+    }
+    assert_ok(refit_memory_free(other, memory, NULL));
+    return status;
+}
+
+/* Over the store, which the first such version does not have. */
+PLAY_TEST(tensors_of_another_gpu_come_over_the_host)
+{
+    refit_device *other = NULL;
+    gpu_play_open(play, small_bucket);
+    assert_ok(refit_device_open("cuda:1", NULL, &other, NULL));
+    rollout_thread *member = gpu_play_hire(play, true, ROLLOUT_ACCEPT);
+    assert_int_equal(write_from_two(play, other, 1), REFIT_ERR_INVALID);
+    for (uint64_t version = 2; version <= 4; version++) {
+        assert_ok(write_from_two(play, other, version));
+        assert_true(rollouts_wait(member, version, 1) == gpu_play_digest(version));
+        assert_true(rollouts_was_streamed(member, version));
+    }
+    gpu_play_dismiss(play);
+    refit_publisher_close(play->trainer.publisher); /* it uses the device until then */
+    play->trainer.publisher = NULL;
+    assert_ok(refit_device_close(other, NULL));
+}
+
+PLAY_TEST(the_store_is_page_locked_for_a_streamed_version_too)
+{
+    gpu_play_open(play, small_bucket);
+    play->trainer.at_once = true;
+    (void)gpu_play_hire(play, true, ROLLOUT_ACCEPT);
+    (void)gpu_play_hire(play, false, ROLLOUT_ACCEPT);
+    gpu_play_expect(play, 1, gpu_play_publish(play, 1));
+    assert_true(trainer_stats(&play->trainer).publish_pinned_bytes > 0);
+}
+
+/* All that it can, though what cannot be lent has begun to be streamed. */
+PLAY_TEST(what_can_be_lent_is_not_copied_through_the_ring)
+{
+    refit_weight weights[SAMPLE_TENSORS];
+    gpu_play_open(play, small_bucket);
+    rollout_thread *member = gpu_play_hire(play, true, ROLLOUT_ACCEPT);
+    trainer_begin(&play->trainer, 1);
+    refit_publisher *publisher = play->trainer.publisher;
+    uint32_t count = trainer_weights(&play->trainer, weights);
+    assert_ok(refit_publisher_write(publisher, weights[count - 1].tensor, weights[count - 1].memory,
+                                    weights[count - 1].bytes, play->device, REFIT_STREAM_NONE,
+                                    NULL));
+    assert_true(publisher->ring.on);
+    uint32_t sequence = publisher->ring.sequence;
+    assert_ok(
+        refit_publisher_lend(publisher, weights, count - 1, play->device, REFIT_STREAM_NONE, NULL));
+    assert_int_equal(publisher->ring.sequence, sequence); /* no bucket was filled by them */
+    assert_ok(refit_publisher_commit(publisher, NULL));
+    assert_true(rollouts_wait(member, 1, 1) == gpu_play_digest(1));
+}
+
 /* Whichever call of the driver fails, at either end, the version is committed and whole or it is
- * not committed, and the next one is. */
+ * not committed, and the next one is. Even versions are copied by the library, which waits for
+ * copies that it has begun. */
 static void sweep(gpu_play *play, const char *call, int error)
 {
-    uint64_t version = 1;
+    uint64_t version = 2;
     gpu_play_open(play, small_bucket);
     rollout_thread *member = gpu_play_hire(play, true, ROLLOUT_ACCEPT);
     for (uint32_t nth = 1; nth <= 24; nth += 1 + nth / 6) {
@@ -381,7 +537,7 @@ static void sweep(gpu_play *play, const char *call, int error)
             assert_true(rollouts_wait(member, version, 1) == gpu_play_digest(version));
         else if (!there)
             assert_int_equal(rollouts_count(member, version), 0);
-        version++;
+        version += 2;
         trainer_wait_workers(&play->trainer, 1);
     }
     gpu_play_bring(play, member, version);

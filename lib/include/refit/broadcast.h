@@ -667,8 +667,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_update_apply(refit_update *update,
  * Tells the trainer that the engine runs on this version from now on. Views of host memory stay
  * until close; a trainer with one slot waits for that. Does not block, but for a version that came
  * piece by piece: it returns when the trainer has committed or aborted it, within its deadlines.
- * REFIT_OK also if the trainer was lost meanwhile: the engine does run on the version, and the next
- * trainer is told so.
+ * Of other versions REFIT_OK also if the trainer was lost meanwhile: the engine does run on the
+ * version, and the next trainer is told so.
  *
  * Errors:
  * - REFIT_ERR_CANCELLED, REFIT_ERR_CLOSED: a version that came piece by piece was aborted, or its

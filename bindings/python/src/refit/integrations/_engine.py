@@ -7,7 +7,8 @@ workers), or neither (the trainer's other ranks, which only run the weights' gen
 Which methods a framework calls, and when, is in nemo_rl.py and verl.py.
 """
 
-from collections.abc import AsyncGenerator, Iterable, Mapping
+import asyncio
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -158,7 +159,8 @@ class Engine:
             raise StateError("this worker knows no trainer: its process group was not initialized")
         update = await self._receiver.arrival(self._timeout_s, version)
         with self._receiver.loading(update):
-            for batch in _batched(update.tensors(), self.bucket_size):
+            batches = iter(_batched(update.tensors(), self.bucket_size))
+            while batch := await _next_of(batches, in_thread=update.streamed):
                 yield [(name, self._placed(tensor)) for name, tensor in batch]
 
     def _placed(self, tensor: Any) -> Any:
@@ -168,6 +170,14 @@ class Engine:
         publisher, self._publisher, self._sender = self._publisher, None, None
         if publisher is not None:
             publisher.close()
+
+
+async def _next_of(batches: Iterator[list[Any]], *, in_thread: bool) -> list[Any]:
+    """The next batch, or an empty one. A streamed version waits for its trainer, which may need
+    the loop."""
+    if in_thread:
+        return await asyncio.to_thread(next, batches, [])
+    return next(batches, [])
 
 
 def _batched(tensors: Iterable[tuple[str, Any]], most: int) -> Iterable[list[tuple[str, Any]]]:

@@ -9,6 +9,7 @@ It knows no framework.
 """
 
 import asyncio
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -56,7 +57,8 @@ class Sender:
         try:
             ready = self._declare(left)
             await self.run_in_thread(self._begin, version)
-            self.publisher.write_all(ready)
+            for one in [ready] if isinstance(ready, list) else ([pair] for pair in ready):
+                await self.run_in_thread(_on_current_stream(self.publisher.write_all), one)
             await self.run_in_thread(self.publisher.commit)
         except BaseException:
             self._give_up()
@@ -97,6 +99,21 @@ class Sender:
         self._declared = False
         with suppress(StateError):
             self.publisher.abort()
+
+
+def _on_current_stream(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The call with PyTorch's current stream as it is here: the current one is each thread's own,
+    and what was made here is read after what is queued there."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return call
+    stream = torch.cuda.current_stream()
+
+    def run(*arguments: Any) -> Any:
+        with torch.cuda.stream(stream):
+            return call(*arguments)
+
+    return run
 
 
 def run_to_the_end(weights: Iterator[Any]) -> None:

@@ -25,12 +25,12 @@ from refit._c.config import ConfigLike, make_config
 from refit._c.device import Device, current_cuda, open_device, use_asked
 from refit._c.handle import Handle
 from refit._c.library import call, encoded, lib
-from refit._c.waiting import run_interruptibly, wait_in_slices
-from refit.errors import CancelledError, InvalidError, NotFoundError, RefitError, StateError
+from refit._c.waiting import wait_in_slices
+from refit.errors import InvalidError, NotFoundError, RefitError, StateError
 from refit.weights import manifest
 from refit.weights.manifest import Declared, Tensors, TensorSpec, is_settled
 from refit.weights.worker import Worker, worker_of
-from refit.weights.writer import Writer, settled
+from refit.weights.writer import Writer, run_cancellably, settled
 
 
 class Publisher(Handle):
@@ -349,7 +349,7 @@ class Publisher(Handle):
         self._find_device(current_cuda())
         pointer, number = self._live, _number(version)
         try:
-            _wait(pointer, lambda: call(lib.refit_publisher_begin, pointer, number))
+            run_cancellably(pointer, lambda: call(lib.refit_publisher_begin, pointer, number))
             self._writer.forget()
         except RefitError:
             raise
@@ -401,7 +401,7 @@ class Publisher(Handle):
 def _commit(publisher: int) -> None:
     """Ends it; whose fault a failure is, is in the exception's ``workers``."""
     try:
-        _wait(publisher, lambda: call(lib.refit_publisher_commit, publisher))
+        run_cancellably(publisher, lambda: call(lib.refit_publisher_commit, publisher))
     except RefitError as why:
         why.workers = tuple(worker for worker in _workers(publisher) if worker.status)
         raise
@@ -425,29 +425,6 @@ def _workers(publisher: int) -> list[Worker]:
         except NotFoundError:
             return found
         found.append(worker_of(raw))
-
-
-def _wait(publisher: int, function: Callable[[], None]) -> None:
-    """Runs a call that waits; Ctrl-C cancels it."""
-    cancelled = threading.Event()
-
-    def cancel() -> None:
-        cancelled.set()
-        lib.refit_publisher_cancel(publisher)
-
-    try:
-        run_interruptibly(function, cancel)
-    finally:
-        if cancelled.is_set():
-            _take_back_cancel(publisher)
-
-
-def _take_back_cancel(publisher: int) -> None:
-    """One that came too late for its call is not to end the next one."""
-    try:
-        call(lib.refit_publisher_wait_workers, publisher, 0, 0)
-    except CancelledError:
-        return
 
 
 def _number(version: int | None) -> int:

@@ -20,7 +20,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from refit._c import abi
+from refit._c import abi, dtypes
 from refit._c.call_lock import CallLock
 from refit._c.device import stream_of
 from refit._c.handle import Handle
@@ -215,8 +215,10 @@ class Update(Handle):
         for name, entry in self._entries.items():
             tied.setdefault(entry.alias_of or name, []).append(name)
         under_way: dict[str, torch.Tensor] = {}
-        for name, view in ((view.name, view) for view in self.views() if view.nbytes == 0):
-            yield name, view.empty()
+        for view in self.views():  # types that PyTorch lacks are found out before the first piece
+            dtypes.to_torch(view._entry.dtype)
+            if view.nbytes == 0:
+                yield view.name, view.empty()
         for tensor, offset, nbytes, memory in self._pieces():
             name = names[tensor]
             if name not in under_way:
@@ -245,7 +247,7 @@ class Update(Handle):
                 )
 
         while True:
-            torch.cuda.current_stream(self._cuda).synchronize()  # those before have been copied
+            torch.cuda.synchronize(self._cuda)  # those before have been copied, on whatever stream
             wait_in_slices(take, self._stage_s)
             self._lent = True
             if not count.value:
@@ -284,6 +286,8 @@ class Update(Handle):
                 pointer = self._live
                 self._run(lambda: call(lib.refit_update_copy, pointer, array, len(array), stream))
         except UnsupportedError:  # a GPU that takes no digests
+            if self._streamed:
+                raise
             return plan
         return plan._replace(copies=rest)
 
@@ -325,7 +329,10 @@ class Update(Handle):
         it is decided or closed, or the last ``apply`` failed, or one could not be put back, and the
         model is still bound (an engine without the version must not say that it has it). With bytes
         in a GPU's memory it waits for that GPU's work first. Nothing is raised if the trainer was
-        lost: the engine runs on the version, and the next trainer is told so.
+        lost: the engine runs on the version, and the next trainer is told so. For a streamed
+        version it waits for the trainer's decision: CancelledError if that is an abort, ClosedError
+        if the trainer is lost; the engine then holds no version whole. StateError if not all of it
+        was taken.
         """
         with self._call_lock:
             pointer = self._live

@@ -10,7 +10,7 @@ version is known as far as its ties go. Independent of when a version begins and
 import ctypes
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from refit._c import abi
@@ -157,6 +157,32 @@ def _pack(items: list[tuple[int, int, int]]) -> Any:
     return (abi.refit_weight * len(items)).from_buffer(packed)
 
 
+def run_cancellably(
+    publisher: int, function: Callable[[], None], cancelled: threading.Event | None = None
+) -> None:
+    """Runs calls that may wait for workers; Ctrl-C cancels the one under way, and sets
+    ``cancelled``."""
+    cancelled = cancelled or threading.Event()
+
+    def cancel() -> None:
+        cancelled.set()
+        lib.refit_publisher_cancel(publisher)
+
+    try:
+        run_interruptibly(function, cancel)
+    finally:
+        if cancelled.is_set():
+            _take_back_cancel(publisher)
+
+
+def _take_back_cancel(publisher: int) -> None:
+    """One that came too late for its call is not to end the next one."""
+    try:
+        call(lib.refit_publisher_wait_workers, publisher, 0, 0)
+    except CancelledError:
+        return
+
+
 # ---- The writer
 
 
@@ -260,11 +286,12 @@ class Writer:
         if len(batch) == 0:
             return
         device = self._device(batch.device).pointer if batch.device >= 0 else None
-        stop = threading.Event()
         stream = abi.refit_stream_ref(batch.stream)
         function = lib.refit_publisher_lend if batch.lent else lib.refit_publisher_write_all
         if batch.lent:
             self._lent.append(batch)
+
+        stop = threading.Event()
 
         def write() -> None:
             for part in batch.parts():
@@ -272,7 +299,7 @@ class Writer:
                     raise CancelledError("the publish was interrupted")
                 call(function, publisher, part, len(part), device, stream)
 
-        run_interruptibly(write, stop.set)
+        run_cancellably(publisher, write, stop)
 
     def _device(self, number: int) -> Device:
         """The C library's device for PyTorch's CUDA device of that number; open until close."""
