@@ -13,7 +13,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "base/alloc.h"
 #include "base/checked.h"
@@ -359,37 +358,12 @@ bool rft_rollback_is_empty(const rft_rollback *rollback)
 void rft_rollback_reset(rft_rollback *rollback)
 {
     rft_segment_close(&rollback->memory);
-    *rollback = (rft_rollback){.last = NOTHING, .dispensable = rollback->dispensable};
+    *rollback = (rft_rollback){.last = NOTHING, .ration.budget = rollback->ration.budget};
 }
 
 static uint64_t shape_bytes(rft_delta_shape shape)
 {
     return (uint64_t)shape.elements * shape.width;
-}
-
-/* The memory of the notes goes back; one page of it stays in use. */
-static void forgo(rft_rollback *rollback, const refit_error *why)
-{
-    rft_log(
-        REFIT_LOG_WARNING,
-        "the first version is written without notes of the bytes before it, which cannot be put "
-        "back: %s",
-        why->text);
-    (void)madvise(rollback->memory.memory, rollback->memory.bytes, MADV_DONTNEED);
-    rollback->used = 0;
-    rollback->last = NOTHING;
-    rollback->forgone = true;
-}
-
-/* As rft_rollback_change, with the place of one note that is written over and over. */
-static refit_status change_unnoted(rft_rollback *rollback, rft_delta_shape shape, void *block,
-                                   const void *after, uint32_t *changed)
-{
-    rft_delta_entry entry;
-    shape.kind = RFT_DELTA_RAW;
-    (void)rft_delta_exchange(shape, block, after, rollback->memory.memory, &entry);
-    *changed = entry.changed;
-    return REFIT_OK;
 }
 
 refit_status rft_rollback_change(rft_rollback *rollback, rft_note_place place,
@@ -408,17 +382,12 @@ refit_status rft_rollback_change(rft_rollback *rollback, rft_note_place place,
     }
     refit_error why;
     uint64_t most = sizeof head + rft_delta_bound(head.shape);
-    if (rollback->forgone) return change_unnoted(rollback, shape, block, after, changed);
-    if (rft_ration_take(&rollback->ration, most, &why) != REFIT_OK) {
-        if (rollback->dispensable) {
-            forgo(rollback, &why);
-            return change_unnoted(rollback, shape, block, after, changed);
-        }
+    refit_status status = rft_ration_take(&rollback->ration, most, &why);
+    if (status != REFIT_OK) {
         if (memcmp(block, after, shape_bytes(shape)) == 0) return REFIT_OK;
-        return rft_fail(error, REFIT_ERR_HOST_MEMORY,
+        return rft_fail(error, status,
                         "the old bytes of the destinations cannot be noted: %s; make room, raise "
-                        "the limit of the container, or write the version with load_into, which "
-                        "notes nothing",
+                        "the limit, or write the version with load_into, which notes nothing",
                         why.text);
     }
     unsigned char *to = rollback->memory.memory + rollback->used;

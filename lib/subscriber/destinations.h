@@ -104,8 +104,6 @@ typedef struct rft_rollback {
     uint64_t used;
     uint64_t last; /* where the newest note begins; UINT64_MAX: there is none */
     rft_ration ration;
-    bool dispensable; /* of the caller: where memory ends, go on without notes */
-    bool forgone;     /* that has happened: nothing can be put back */
 } rft_rollback;
 
 /* Room for notes about `blocks` blocks of `bytes` bytes in all. Notes that are there stay; their
@@ -118,9 +116,8 @@ void rft_rollback_reset(rft_rollback *rollback);
 
 /* Makes `block`, which lies at that place, as `after`, and notes its old elements; tells how many
  * elements differed, and takes no note if that is 0. `after` may change meanwhile: the note has the
- * overwritten elements. REFIT_ERR_HOST_MEMORY: there is no room, or the machine or
- * the cgroup has no memory for it, and nothing is changed; unless notes are dispensable: then all
- * notes are forgotten, and no more is taken until a reset. */
+ * overwritten elements. REFIT_ERR_HOST_MEMORY: there is no room, or the machine or the cgroup has
+ * no memory for it; REFIT_ERR_BUDGET. Nothing is changed then. */
 refit_status rft_rollback_change(rft_rollback *rollback, rft_note_place place,
                                  rft_delta_shape shape, void *block, const void *after,
                                  uint32_t *changed, refit_error *error);

@@ -32,7 +32,8 @@ refit_status rft_in_place_bind(rft_in_place *place, const refit_destination *lis
     refit_status status = rft_destinations_open(&place->to, list, count, config, error);
     if (status == REFIT_OK) {
         place->tensors = tensors;
-        place->old.dispensable = true; /* what is there is no version that a worker could serve */
+        place->old.ration.budget = config->offload_budget_bytes;
+        place->held = place->overwritten = false;
         atomic_store(&place->figures.bound, count);
     } else {
         rft_free(tensors);
@@ -42,8 +43,7 @@ refit_status rft_in_place_bind(rft_in_place *place, const refit_destination *lis
 
 refit_status rft_in_place_unbind(rft_in_place *place, refit_error *error)
 {
-    bool lost = place->old.forgone && !place->applied; /* there is nothing to put back */
-    if (rft_in_place_is_torn(place) && !lost) RFT_TRY(rft_in_place_undo(place, error));
+    if (rft_in_place_is_torn(place)) RFT_TRY(rft_in_place_undo(place, error));
     rft_in_place_close(place);
     return REFIT_OK;
 }
@@ -55,6 +55,7 @@ void rft_in_place_close(rft_in_place *place)
     rft_free(place->tensors);
     place->tensors = NULL;
     place->applied = place->failed = false;
+    place->held = place->overwritten = false;
     atomic_store(&place->figures.bound, 0);
 }
 
@@ -65,7 +66,7 @@ bool rft_in_place_is_bound(const rft_in_place *place)
 
 bool rft_in_place_is_torn(const rft_in_place *place)
 {
-    return !place->applied && (place->old.forgone || !rft_rollback_is_empty(&place->old));
+    return !place->applied && (place->overwritten || !rft_rollback_is_empty(&place->old));
 }
 
 bool rft_in_place_has_failed(const rft_in_place *place)
@@ -386,6 +387,24 @@ static rft_delta_shape shape_of(const rft_in_place_source *source, const apply_r
     return shape;
 }
 
+/* Of destinations that hold no version: there is nothing to go back to. */
+static uint32_t overwrite(rft_delta_shape shape, void *block, const void *after)
+{
+    uint32_t changed = rft_delta_count(shape, block, after);
+    if (changed > 0) memcpy(block, after, (size_t)shape.elements * shape.width);
+    return changed;
+}
+
+static refit_status change_block(rft_in_place *place, rft_note_place where, rft_delta_shape shape,
+                                 void *block, const void *after, uint32_t *changed,
+                                 refit_error *error)
+{
+    if (place->held)
+        return rft_rollback_change(&place->old, where, shape, block, after, changed, error);
+    *changed = overwrite(shape, block, after);
+    return REFIT_OK;
+}
+
 /* Notes and changes the window; the changed part lies from *first to *end. */
 static refit_status change_window(rft_in_place *place, uint32_t index,
                                   const rft_in_place_source *source, const apply_run *run,
@@ -400,8 +419,7 @@ static refit_status change_window(rft_in_place *place, uint32_t index,
         rft_delta_shape shape = shape_of(source, run, block);
         uint32_t changed;
         bytes = bytes_there(run->cast, block->bytes);
-        RFT_TRY(rft_rollback_change(&place->old, where, shape, window + at, from + at, &changed,
-                                    error));
+        RFT_TRY(change_block(place, where, shape, window + at, from + at, &changed, error));
         if (changed == 0) continue;
         place->changed += (uint64_t)changed * shape.width;
         if (*end == 0) *first = at;
@@ -580,7 +598,10 @@ static refit_status write_all(rft_in_place *place, const rft_in_place_source *so
 {
     /* Finishes the interrupted write of an earlier apply before undo data is recorded. */
     if (!rft_rollback_is_empty(&place->old)) RFT_TRY(rft_destinations_repair(&place->to, error));
-    RFT_TRY(rft_rollback_prepare(&place->old, plan->blocks, plan->bytes, error));
+    if (place->held) {
+        RFT_TRY(rft_rollback_prepare(&place->old, plan->blocks, plan->bytes, error));
+    }
+    place->overwritten = !place->held;
     for (uint32_t i = 0; i < place->to.count; i++) {
         if (place->tensors[i] != NO_TENSOR) RFT_TRY(write_tensor(place, i, source, error));
     }
@@ -629,9 +650,10 @@ void rft_in_place_forget(rft_in_place *place)
 
 void rft_in_place_keep(rft_in_place *place)
 {
+    if (!rft_in_place_is_bound(place)) return;
     if (place->applied) rft_rollback_reset(&place->old);
-    if (place->applied) place->old.dispensable = false;
-    place->applied = false;
+    place->held = true;
+    place->applied = place->overwritten = false;
 }
 
 static refit_status undo_one(rft_in_place *place, const rft_note *note, refit_error *error)
@@ -647,9 +669,6 @@ static refit_status undo_one(rft_in_place *place, const rft_note *note, refit_er
 refit_status rft_in_place_undo(rft_in_place *place, refit_error *error)
 {
     place->applied = false;
-    RFT_REFUSE_IF(place->old.forgone, error, REFIT_ERR_HOST_MEMORY,
-                  "there was no memory to note the bytes before the first version, so they cannot "
-                  "be put back: apply a version, or load the weights anew");
     if (rft_rollback_is_empty(&place->old)) {
         rft_rollback_reset(&place->old);
         return REFIT_OK;

@@ -6,7 +6,9 @@
  * the new ones written, so that doing it again, or after it was left half done, comes to the same.
  * If anything fails, the written bytes are taken back before apply returns. keep makes it final,
  * undo takes it back. Where taking back fails as well (a device is lost), the notes stay: the
- * destinations are torn until an undo succeeds, or an apply that is kept.
+ * destinations are torn until an undo succeeds, or an apply that is kept. Until an update was
+ * accepted they hold no version: nothing is noted then, and once written they are torn until an
+ * apply succeeds.
  *
  * Belongs to the caller's thread, but for the figures, which any thread may read.
  */
@@ -30,6 +32,8 @@ typedef struct rft_in_place {
     uint32_t *tensors; /* owned; for each destination, the tensor that is written there: scratch of
                           apply */
     rft_rollback old;
+    bool held;        /* they hold a version, to which undo goes back */
+    bool overwritten; /* they held none, and were written since */
     bool applied;     /* an update is in them, neither kept nor undone */
     bool failed;      /* the update under way: its last apply */
     uint64_t changed; /* bytes, by the apply under way */
@@ -55,11 +59,12 @@ refit_status rft_in_place_apply(rft_in_place *place, const rft_in_place_source *
                                 uint32_t *left, refit_error *error);
 /* Of the update that ends now; the next begins. */
 void rft_in_place_forget(rft_in_place *place);
+/* The update that ends is in the destinations, applied or loaded in another way. */
 void rft_in_place_keep(rft_in_place *place);
 refit_status rft_in_place_undo(rft_in_place *place, refit_error *error);
 /* Adds the figures. Any thread. */
 void rft_in_place_report(const rft_in_place *place, refit_stats *stats);
-/* Whether they hold no version at all, since an undo failed. */
+/* Whether they hold no version at all, since an undo failed or there was none to go back to. */
 bool rft_in_place_is_torn(const rft_in_place *place);
 /* Whether the update under way was to be applied, and is not there. */
 bool rft_in_place_has_failed(const rft_in_place *place);

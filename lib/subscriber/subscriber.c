@@ -566,11 +566,9 @@ static refit_status take_back(refit_update *update, refit_error *error)
 refit_status refit_update_accept(refit_update *update, refit_error *error)
 {
     RFT_TRY(check_undecided(update, error));
-    RFT_REFUSE_IF(
-        rft_in_place_is_torn(&update->subscriber->engine), error, REFIT_ERR_STATE,
-        "the destinations hold no version whole, since one could not be taken back: apply "
-        "version %llu, or refuse it",
-        (unsigned long long)update->image->id.version);
+    RFT_REFUSE_IF(rft_in_place_is_torn(&update->subscriber->engine), error, REFIT_ERR_STATE,
+                  "the destinations hold no version whole: apply version %llu, or refuse it",
+                  (unsigned long long)update->image->id.version);
     RFT_REFUSE_IF(rft_in_place_has_failed(&update->subscriber->engine), error, REFIT_ERR_STATE,
                   "version %llu could not be applied: apply it again, or refuse it; if it was "
                   "loaded in another way, call refit_subscriber_unbind first",
@@ -598,8 +596,9 @@ refit_status refit_update_refuse(refit_update *update, const char *reason, int k
 {
     RFT_TRY(check_undecided(update, error));
     refit_status status = take_back(update, error);
+    bool torn = update->torn || rft_in_place_is_torn(&update->subscriber->engine);
     decide_refuse(update, REFIT_ERR_PEER, reason == NULL ? "" : reason,
-                  kept && status == REFIT_OK && !update->torn);
+                  kept && status == REFIT_OK && !torn);
     return status;
 }
 

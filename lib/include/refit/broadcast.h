@@ -595,11 +595,13 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_update_find(const refit_update *up
  * a destination, and every destination a tensor, or nothing is written (REFIT_ERR_NOT_FOUND).
  * Otherwise `*left` is the number of tensors without one, which the caller loads.
  *
- * Where machine or cgroup have no memory for the old bytes, nothing is written; but the first
- * version since the bind is written without notes then, as it replaces none.
+ * Until an update was accepted since the bind, the destinations hold no version: nothing is noted
+ * then, and nothing put back. A failure in the middle, a refusal or a close leaves bytes of the
+ * version in them. From then on only an apply that succeeds makes an accept possible, and a refusal
+ * counts with `kept` 0. The same holds where bytes could not be put back; the sentence says so.
  *
- * If bytes could not be put back either, the sentence says so: from then on only an apply that
- * succeeds makes an accept possible, and a refusal counts with `kept` 0.
+ * Notes count against offload.budget_bytes. Where that, the machine or the cgroup have no memory
+ * for them, nothing is written.
  *
  * Errors:
  * - REFIT_ERR_STATE: nothing is bound, or the update is decided
@@ -607,7 +609,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_update_find(const refit_update *up
  *   differ
  * - REFIT_ERR_NOT_FOUND: see `left`
  * - REFIT_ERR_STALE: the trainer evicted this worker and took the memory for a newer version
- * - REFIT_ERR_HOST_MEMORY, REFIT_ERR_CORRUPT
+ * - REFIT_ERR_BUDGET, REFIT_ERR_HOST_MEMORY, REFIT_ERR_CORRUPT
  * - those of a device's copies
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_update_apply(refit_update *update, uint32_t *left,
@@ -636,7 +638,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_update_accept(refit_update *update
  * joins again and is offered the current version in full, or, if that was lent, the next one; with
  * 1 it is offered the next one.
  * Applied bytes are put back first; if a device cannot, the call returns that device's error, and
- * the update counts as refused with `kept` 0.
+ * the update counts as refused with `kept` 0. So does one that was applied where no version was
+ * before, and then the call succeeds.
  *
  * Errors:
  * - REFIT_ERR_STATE: it was accepted or refused before

@@ -218,8 +218,8 @@ class Update(Handle):
         fit), StateError (nothing is bound, it is no longer where it was, or the update is decided
         or closed), StaleError, CorruptError (with broadcast.verify: always), HostMemoryError, and
         what a GPU reports; the sentence says so if not every byte could be put back. The first
-        version since ``bind`` is written also where there is no memory for the bytes before; then
-        they are lost.
+        version since ``bind`` replaces none: nothing can be put back until one was accepted. Old
+        bytes count against offload.budget_bytes (BudgetError).
         """
         with self._call_lock:
             pointer = self._live
