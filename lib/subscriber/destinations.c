@@ -299,18 +299,76 @@ refit_status rft_destinations_repair(const rft_destinations *all, refit_error *e
     return REFIT_OK;
 }
 
-refit_status rft_destinations_digest(const rft_destinations *all, const rft_bound_tensor *one,
-                                     uint64_t *sum, refit_error *error)
+/* Up to RFT_DIGEST_BATCH_MOST destinations with one wait. */
+typedef struct digest_work {
+    rft_port *port;
+    uint32_t count;
+    uint32_t list[RFT_DIGEST_BATCH_MOST];
+} digest_work;
+
+static refit_status add_digests(const rft_destinations *all, const digest_work *work,
+                                refit_error *error)
 {
-    *sum = 0;
-    if (one->bytes == 0) return REFIT_OK; /* it may have no memory */
-    if (one->port == NULL) {
-        *sum = rft_digest_part(one->memory, one->bytes, 0);
-        return REFIT_OK;
+    rft_copy_queue *queue = work->port->copy_queue;
+    RFT_TRY(rft_copy_queue_batch_open(queue, error));
+    RFT_TRY(rft_copy_queue_batch_begin(queue, error));
+    for (uint32_t i = 0; i < work->count; i++) {
+        const rft_bound_tensor *one = &all->list[work->list[i]];
+        RFT_TRY(rft_copy_queue_batch_add(queue, i, NULL, one->memory, one->bytes, error));
     }
+    return rft_copy_queue_batch_end(queue, work->count, error);
+}
+
+static refit_status run_digests(const rft_destinations *all, digest_work *work, uint64_t *sums,
+                                refit_error *error)
+{
+    refit_error later;
+    rft_port *port = work->port;
+    if (work->count == 0) return REFIT_OK;
+    refit_status issued = add_digests(all, work, error);
+    refit_status status = port_wait(all, port, issued == REFIT_OK ? error : &later);
+    RFT_TRY(rft_keep_first(issued, status));
+    for (uint32_t i = 0; i < work->count; i++)
+        sums[work->list[i]] = rft_copy_queue_batch_sums(port->copy_queue)[i];
+    work->count = 0;
+    return REFIT_OK;
+}
+
+/* Of a device that takes no digests itself. */
+static refit_status digest_one(const rft_destinations *all, const rft_bound_tensor *one,
+                               uint64_t *sum, refit_error *error)
+{
     RFT_TRY(rft_copy_queue_digest(one->port->copy_queue, one->memory, one->bytes, 0, error));
     RFT_TRY(rft_copy_queue_wait(one->port->copy_queue, all->wait_ms, error));
     *sum = rft_copy_queue_sum(one->port->copy_queue);
+    return REFIT_OK;
+}
+
+static refit_status digest_port(const rft_destinations *all, rft_port *port,
+                                const unsigned char *wanted, uint64_t *sums, refit_error *error)
+{
+    digest_work work = {.port = port};
+    bool batches = rft_copy_queue_digests(port->copy_queue);
+    for (uint32_t i = 0; i < all->count; i++) {
+        const rft_bound_tensor *one = &all->list[i];
+        if (!wanted[i] || one->port != port || one->bytes == 0) continue;
+        if (!batches) RFT_TRY(digest_one(all, one, &sums[i], error));
+        if (batches) work.list[work.count++] = i;
+        if (work.count == RFT_DIGEST_BATCH_MOST) RFT_TRY(run_digests(all, &work, sums, error));
+    }
+    return run_digests(all, &work, sums, error);
+}
+
+refit_status rft_destinations_digest(const rft_destinations *all, const unsigned char *wanted,
+                                     uint64_t *sums, refit_error *error)
+{
+    for (uint32_t i = 0; i < all->count; i++) {
+        const rft_bound_tensor *one = &all->list[i];
+        bool here = wanted[i] && one->port == NULL && one->bytes > 0; /* it may have no memory */
+        sums[i] = here ? rft_digest_part(one->memory, one->bytes, 0) : 0;
+    }
+    for (uint32_t i = 0; i < all->port_count; i++)
+        RFT_TRY(digest_port(all, &all->ports[i], wanted, sums, error));
     return REFIT_OK;
 }
 

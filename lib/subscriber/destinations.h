@@ -77,9 +77,10 @@ refit_status rft_destinations_flush(const rft_destinations *all, refit_error *er
  * more. */
 refit_status rft_destinations_repair(const rft_destinations *all, refit_error *error);
 
-/* The sum of the digest of all its bytes, as they are now. */
-refit_status rft_destinations_digest(const rft_destinations *all, const rft_bound_tensor *one,
-                                     uint64_t *sum, refit_error *error);
+/* The sum of the digest of all bytes of each destination that is wanted, as they are now; a device
+ * that takes digests is waited for once for RFT_DIGEST_BATCH_MOST of them. */
+refit_status rft_destinations_digest(const rft_destinations *all, const unsigned char *wanted,
+                                     uint64_t *sums, refit_error *error);
 
 /* ---- Rollback
  *

@@ -283,14 +283,14 @@ static bool marked;             /* the trainer says that it overwrites */
 static bool overwritten = true; /* it has, or is not to */
 
 refit_status __real_rft_destinations_digest(const rft_destinations *all,
-                                            const rft_bound_tensor *one, uint64_t *sum,
+                                            const unsigned char *wanted, uint64_t *sums,
                                             refit_error *error);
 refit_status __wrap_rft_destinations_digest(const rft_destinations *all,
-                                            const rft_bound_tensor *one, uint64_t *sum,
+                                            const unsigned char *wanted, uint64_t *sums,
                                             refit_error *error);
 
 refit_status __wrap_rft_destinations_digest(const rft_destinations *all,
-                                            const rft_bound_tensor *one, uint64_t *sum,
+                                            const unsigned char *wanted, uint64_t *sums,
                                             refit_error *error)
 {
     if (!overwritten) {
@@ -298,7 +298,7 @@ refit_status __wrap_rft_destinations_digest(const rft_destinations *all,
         scribbled.memory[RFT_SEQLOCK_BYTES] ^= 1;
         overwritten = true;
     }
-    return __real_rft_destinations_digest(all, one, sum, error);
+    return __real_rft_destinations_digest(all, wanted, sums, error);
 }
 
 /* A byte changes that has no destination. */
