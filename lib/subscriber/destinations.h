@@ -25,7 +25,8 @@ typedef struct rft_port {
     rft_copy_queue *copy_queue;
     unsigned char *windows; /* owned; two of RFT_WINDOW_BYTES */
     bool pinned;
-    uint32_t turn;              /* the window that was fetched last */
+    bool by_kernel; /* of the caller: what is not converted there is written by the GPU itself */
+    uint32_t turn;  /* the window that was fetched last */
     unsigned char *unsure;      /* where the last put went, until it is known to be done; or NULL */
     const unsigned char *bytes; /* its bytes, in a window */
     uint64_t unsure_bytes;

@@ -13,6 +13,7 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "device/device_uuid.h"
 #include "kernels/cast.h"
 #include "kernels/digest.h"
 #include "kernels/floats.h"
@@ -79,10 +80,19 @@ bool rft_in_place_is_torn(const rft_in_place *place)
     return !place->applied && (place->overwritten || is_noted(place));
 }
 
-bool rft_in_place_is_on(const rft_in_place *place, const refit_device *device)
+/* One GPU may be open several times: all of them share its addresses. */
+static bool is_on(const rft_port *port, refit_device *gpu)
+{
+    refit_device *device = rft_copy_queue_device(port->copy_queue);
+    rft_device_caps theirs = rft_device_get_caps(gpu), ours = rft_device_get_caps(device);
+    return device == gpu ||
+           (!rft_uuid_is_none(ours.uuid) && rft_uuid_equal(ours.uuid, theirs.uuid));
+}
+
+bool rft_in_place_is_on(const rft_in_place *place, refit_device *gpu)
 {
     for (uint32_t i = 0; i < place->to.port_count; i++) {
-        if (rft_copy_queue_device(place->to.ports[i].copy_queue) == device) return true;
+        if (is_on(&place->to.ports[i], gpu)) return true;
     }
     return false;
 }
@@ -334,8 +344,7 @@ static refit_status check_equal(const rft_in_place *place, const rft_in_place_so
 static bool goes_by_kernel(const rft_in_place_source *source, const rft_bound_tensor *one,
                            const rft_manifest_tensor *tensor)
 {
-    return source->gpu != NULL && one->port != NULL && one->bytes > 0 &&
-           rft_copy_queue_device(one->port->copy_queue) == source->gpu &&
+    return one->port != NULL && one->port->by_kernel && one->bytes > 0 &&
            (source->device == NULL || source->device == source->gpu) &&
            !casts(cast_of(one, tensor));
 }
@@ -786,6 +795,9 @@ refit_status rft_in_place_apply(rft_in_place *place, const rft_in_place_source *
     apply_plan plan;
     int64_t began = rft_now();
     place->changed = 0;
+    for (uint32_t i = 0; i < place->to.port_count; i++)
+        place->to.ports[i].by_kernel =
+            source->gpu != NULL && is_on(&place->to.ports[i], source->gpu);
     refit_status status = plan_all(place, source, left == NULL, &plan, error);
     if (status == REFIT_OK) status = write_all(place, source, &plan, error);
     place->applied = status == REFIT_OK;

@@ -68,8 +68,8 @@ void rft_in_place_forget(rft_in_place *place);
 /* The update that ends is in the destinations, applied or loaded in another way. */
 void rft_in_place_keep(rft_in_place *place);
 refit_status rft_in_place_undo(rft_in_place *place, refit_error *error);
-/* Whether any of them lies on the device. */
-bool rft_in_place_is_on(const rft_in_place *place, const refit_device *device);
+/* Whether any of them lies on the GPU. */
+bool rft_in_place_is_on(const rft_in_place *place, refit_device *gpu);
 /* Waits for work on a GPU that an earlier call gave up waiting for: it reads the image. False: it
  * has not ended. */
 bool rft_in_place_await(const rft_in_place *place, uint32_t timeout_ms);

@@ -27,6 +27,7 @@ typedef struct rig {
     way way;
     refit_config config;
     refit_device *device, *theirs;
+    refit_device *bound; /* of the destinations: theirs, or the same GPU once more */
     refit_publisher *publisher;
     refit_subscriber *subscriber;
     uint32_t count;
@@ -116,7 +117,7 @@ static void bind_all(rig *on)
                                           .memory = tied ? on->list[alias].memory
                                                          : (unsigned char *)on->memory + at,
                                           .bytes = on->tensors[i].bytes,
-                                          .device = on->theirs,
+                                          .device = on->bound,
                                           .dtype = on->tensors[i].dtype};
         at += on->tensors[i].bytes;
     }
@@ -138,6 +139,8 @@ static void begin_rig(rig *on, way how, void (*change)(refit_config *config))
     if (change != NULL) change(&on->config);
     assert_ok(refit_device_open("cuda:0", NULL, &on->device, NULL));
     assert_ok(refit_device_open("cuda:0", NULL, &on->theirs, NULL));
+    on->bound = on->theirs;
+    if (how % 2 == 1) assert_ok(refit_device_open("cuda:0", NULL, &on->bound, NULL));
 }
 
 static void open_ends(rig *on)
@@ -165,6 +168,7 @@ static void close_rig(rig *on)
     assert_ok(refit_memory_free(on->theirs, on->memory, NULL));
     assert_ok(refit_memory_free(on->device, on->lent, NULL));
     assert_int_equal(atomic_load(&on->theirs->host_bytes), 0);
+    if (on->bound != on->theirs) assert_ok(refit_device_close(on->bound, NULL));
     assert_ok(refit_device_close(on->theirs, NULL));
     assert_ok(refit_device_close(on->device, NULL));
     for (uint32_t i = 0; i < on->count; i++)
