@@ -232,9 +232,10 @@ refit_status rft_gpu_exchange_begin(rft_gpu_exchange *exchange, uint32_t blocks,
     RFT_REFUSE_IF(!rft_gpu_exchange_await(exchange, exchange->config.broadcast_stage_timeout_ms),
                   error, REFIT_ERR_TIMEOUT,
                   "work of an earlier call is still under way on the GPU");
-    RFT_REFUSE_IF(exchange->live > 0 && !exchange->known, error, REFIT_ERR_STATE,
+    if (exchange->live > 0 && exchange->known) RFT_TRY(keep_record(exchange, error));
+    bool half = exchange->live > 0 || (blocks > exchange->room && exchange->newest != NULL);
+    RFT_REFUSE_IF(half, error, REFIT_ERR_STATE,
                   "blocks on the GPU are half written: they are brought back first");
-    if (exchange->live > 0) RFT_TRY(keep_record(exchange, error));
     exchange->count = 0;
     return blocks <= exchange->room ? REFIT_OK : open_table(exchange, blocks, error);
 }
@@ -590,7 +591,10 @@ refit_status rft_gpu_exchange_undo(rft_gpu_exchange *exchange, refit_error *erro
 {
     refit_error later;
     bool idle = exchange == NULL || rft_gpu_exchange_await(exchange, 0);
-    if (idle && rft_gpu_exchange_is_empty(exchange)) return REFIT_OK;
+    if (idle && rft_gpu_exchange_is_empty(exchange)) {
+        rft_gpu_exchange_reset(exchange);
+        return REFIT_OK;
+    }
     exchange->unsure = true;
     refit_status issued = put_undo(exchange, error);
     refit_status status = wait_all(exchange, issued == REFIT_OK ? error : &later);

@@ -8,6 +8,7 @@
 #include "device/device.h"
 #include "kernels/delta_job.h"
 #include "tests/fake_cuda/fake_cuda.h"
+#include "tests/support/failing_alloc.h"
 #include "tests/support/quick_config.h"
 #include "tests/support/seeded.h"
 #include "tests/support/test.h"
@@ -626,6 +627,30 @@ TEST(so_they_are_where_notes_move_to_the_host)
             nth += 7 * STRIDE;
         assert_true(nth > 10);
     }
+}
+
+/* One allocation of ours fails; page-locks that miss one are done without. */
+TEST(without_memory_nothing_is_changed)
+{
+    uint64_t nth = 1;
+    failing_alloc_begin(0);
+    rig on;
+    open_full(&on, LENT);
+    for (bool came = true; came; nth++) {
+        refit_error error;
+        failing_alloc_here(nth);
+        refit_status status = refit_update_apply(on.update, NULL, &error);
+        came = failing_alloc_stop_here();
+        if (status != REFIT_OK) assert_int_equal(status, REFIT_ERR_HOST_MEMORY);
+        assert_true(status == REFIT_OK ? is_new(&on) : is_saved(&on));
+        if (status != REFIT_OK) assert_true(came);
+    }
+    assert_true(nth > 5);
+    assert_ok(refit_update_refuse(on.update, NULL, 1, NULL));
+    assert_true(is_saved(&on));
+    end(&on);
+    close_rig(&on);
+    (void)failing_alloc_end();
 }
 
 /* A refusal that fails half-way is carried on with by the unbind. Other threads call the driver
