@@ -753,7 +753,7 @@ static refit_status verify(const rft_in_place *place, const rft_in_place_source 
 /* What an earlier apply left half written is put right before old bytes are noted. */
 static refit_status prepare(rft_in_place *place, const apply_plan *plan, refit_error *error)
 {
-    if (!rft_rollback_is_empty(&place->old)) RFT_TRY(rft_destinations_repair(&place->to, error));
+    if (is_noted(place)) RFT_TRY(rft_destinations_repair(&place->to, error));
     if (!place->applied) RFT_TRY(rft_gpu_exchange_undo(place->gpu, error));
     if (!place->held || plan->blocks == 0) return REFIT_OK;
     return rft_rollback_prepare(&place->old, plan->blocks, plan->bytes, error);
@@ -840,12 +840,12 @@ refit_status rft_in_place_undo(rft_in_place *place, refit_error *error)
 {
     place->applied = false;
     bool noted = is_noted(place);
+    if (noted) RFT_TRY(rft_destinations_repair(&place->to, error)); /* waits for digests, too */
     RFT_TRY(rft_gpu_exchange_undo(place->gpu, error));
     if (!noted) {
         rft_rollback_reset(&place->old);
         return REFIT_OK;
     }
-    RFT_TRY(rft_destinations_repair(&place->to, error));
     rft_note note = {.next = rft_rollback_is_empty(&place->old) ? UINT64_MAX : place->old.last};
     while (note.next != UINT64_MAX) {
         rft_rollback_read(&place->old, note.next, &note);
