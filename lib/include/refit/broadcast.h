@@ -606,7 +606,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_update_find(const refit_update *up
  *
  * Notes count against offload.budget_bytes; those that kernels take lie on their GPU, in at most
  * broadcast.gpu_bucket_bytes, and what does not fit there on the host. Where there is no memory for
- * them, all is put back, and nothing is written.
+ * them, what was written is put back.
  *
  * Errors:
  * - REFIT_ERR_STATE: nothing is bound, or the update is decided
