@@ -134,7 +134,7 @@ static void begin_rig(rig *on, way how, void (*change)(refit_config *config))
     on->seed = 7 + how;
     on->config = quick_config();
     on->config.broadcast_slots = 2;
-    on->config.broadcast_linger_ms = 15000;
+    on->config.broadcast_commit_timeout_ms = 300000; /* an apply may take long in a sanitizer */
     on->config.broadcast_shm = how == SENT ? REFIT_SHM_OFF : REFIT_SHM_AUTO;
     on->config.broadcast_gpu = how == STORED ? REFIT_GPU_STORE : REFIT_GPU_AUTO;
     if (change != NULL) change(&on->config);
