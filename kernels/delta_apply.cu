@@ -153,11 +153,33 @@ RFT_GPU_PART void delta_apply_share(const rft_delta_job *job, const delta_planes
     }
 }
 
+/* A block that was noted whole. */
+RFT_GPU_PART void delta_apply_whole(const rft_delta_job *job)
+{
+    unsigned char *block = (unsigned char *)job->after;
+    const unsigned char *from = (const unsigned char *)job->coded;
+    uint32_t bytes = job->shape.elements * job->shape.width;
+    bool even = ((uintptr_t)block | (uintptr_t)from) % 8 == 0;
+    uint32_t words = even ? bytes / 8 : 0;
+    RFT_GPU_ROLLED
+    for (uint32_t i = threadIdx.x; i < words; i += blockDim.x) {
+        ((uint64_t *)block)[i] = ((const uint64_t *)from)[i];
+    }
+    RFT_GPU_ROLLED
+    for (uint32_t i = 8 * words + threadIdx.x; i < bytes; i += blockDim.x) {
+        block[i] = from[i];
+    }
+}
+
 /* Returns, to all threads alike, whether the planes were good. */
 RFT_GPU_PART bool delta_apply(const rft_delta_job *job, delta_shared *shared)
 {
     uint64_t changed, found;
     delta_cursor next = {0, 0, 0, 0};
+    if (job->whole != 0) {
+        delta_apply_whole(job);
+        return true;
+    }
     if (!delta_is_well_formed(job)) return false;
     delta_planes planes = delta_find_planes(job);
     uint32_t bytes = job->entry.bytes[RFT_DELTA_HIGH];

@@ -132,9 +132,10 @@ RFT_GPU_PART void delta_put_raw(unsigned *coded, const delta_starts *starts, uin
                                 const unsigned char *element, uint32_t width)
 {
     uint32_t at = 8 * (starts->of[RFT_DELTA_VALUES] + done * width);
+    if (width == 1) delta_put(coded, at, element[0]);
     RFT_GPU_ROLLED
-    for (uint32_t i = 0; i < width; i++) {
-        delta_put(coded, at + 8 * i, element[i]);
+    for (uint32_t i = 0; i + 1 < width; i += 2) {
+        delta_put(coded, at + 8 * i, delta_load_half(element + i));
     }
 }
 

@@ -1,5 +1,5 @@
 /*
- * delta_threads: what the GPU's two delta kernels share: how the threads of a block divide the
+ * delta_threads: what the GPU's delta kernels share: how the threads of a block divide the
  * work.
  *
  * A bit an element, or the plane HIGH, lies in shared memory. Every thread takes a chunk of it,
@@ -21,6 +21,7 @@
 typedef struct delta_shared {
     unsigned char map[DELTA_MAP];
     uint64_t of_warps[RFT_GPU_THREADS / RFT_GPU_WARP];
+    uint64_t note; /* where a block's note begins */
 } delta_shared;
 
 /* Where each plane begins in the coded bytes. */

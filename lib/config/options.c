@@ -43,9 +43,8 @@ const rft_option rft_options[] = {
      "checkpoint writer use direct I/O."},
     {"offload.budget_bytes", IN(offload_budget_bytes), RFT_SIZE, "0", 0, 1024 * TIB, "bytes",
      "The most host memory that the arenas of one device may take together: of states, of steps on "
-     "the CPU, of activations. 0: offload.budget_share decides. Set it where several trainers "
-     "share "
-     "one machine."},
+     "the CPU, of activations, of old elements while a version is applied. 0: offload.budget_share "
+     "decides. Set it where several trainers share one machine."},
     {"offload.budget_share", IN(offload_budget_share), RFT_SHARE, "0.8", BILLIONTHS / 1000,
      BILLIONTHS, "share",
      "The part of the memory that machine and cgroup really have free that the arena may take. "
@@ -102,7 +101,7 @@ const rft_option rft_options[] = {
      "The GPU memory in which small copies are gathered: two halves of this size, and twice that "
      "while states leave and return at once. It is taken at the first use and kept. An offloader "
      "takes one such half for the masters that pass through it (offload.masters), in windows for "
-     "both directions together."},
+     "both directions together; a worker two, while it applies a version from host memory."},
     {"offload.window_bytes", IN(offload_window_bytes), RFT_SIZE, "256MiB", 64 * KIB, TIB, "bytes",
      "Device memory of one window, in which states that live on the host are stepped. Smaller "
      "windows take less memory; larger ones cost fewer steps of the optimizer."},
@@ -170,7 +169,8 @@ const rft_option rft_options[] = {
      "bytes",
      "The most memory of the GPU for copies in one slot with gpu: auto. A version that makes more "
      "on the way goes through that much, piece by piece, while it is written. 0 sends it over the "
-     "host."},
+     "host. At a worker: for the old elements of weights that a version is applied into; those "
+     "beyond it move to the host. There at least 4MiB."},
     {"broadcast.slots", IN(broadcast_slots), RFT_COUNT, "2", 1, 2, "copies",
      "Copies of the weights that the publisher keeps. With 2, workers use one version in place "
      "while the next is written; 1 halves the memory and waits for them to let go."},

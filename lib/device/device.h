@@ -30,6 +30,7 @@
 
 #include "base/error.h"
 #include "base/thread.h"
+#include "kernels/delta_job.h"
 #include "kernels/master.h"
 
 /* One copy. Either side may be host or device memory; the sides do not overlap. */
@@ -62,6 +63,7 @@ typedef struct rft_device_caps {
                               require */
     bool digests;          /* the digest slots work */
     bool masters;          /* the master slots work */
+    bool deltas;           /* the delta slots work */
     bool shares;           /* the share slots work */
     uint32_t batch_most;   /* descriptors that one copy_batch takes */
     int numa_node;         /* the host node closest to it, or -1 */
@@ -91,7 +93,7 @@ typedef struct rft_memory_range {
                     device does not say */
 } rft_memory_range;
 
-#define RFT_DEVICE_OPS_VERSION 6
+#define RFT_DEVICE_OPS_VERSION 7
 
 /* `self` is the device's own state. Every slot is thread-safe. */
 typedef struct rft_device_ops {
@@ -164,6 +166,15 @@ typedef struct rft_device_ops {
                                   refit_error *error);
     refit_status (*master_decode)(void *self, refit_stream_ref stream, const rft_master_job *job,
                                   refit_error *error);
+
+    /* Likewise: blocks become others, and are brought back, as kernels/delta_job.h says. The table,
+     * all that it names and the memory of the notes are known to be memory of this device, since
+     * code of the device touches it. */
+    refit_status (*delta_exchange)(void *self, refit_stream_ref stream, rft_delta_job *jobs,
+                                   uint32_t count, const rft_delta_notes *notes,
+                                   refit_error *error);
+    refit_status (*delta_apply)(void *self, refit_stream_ref stream, rft_delta_job *jobs,
+                                uint32_t count, refit_error *error);
 
     /* Memory of memory_alloc shown to other processes on the same device, and theirs mapped here.
      * One mapping an allocation, however often it is asked for: count, and unmap as often. The
@@ -279,6 +290,11 @@ refit_status rft_device_master_encode(refit_device *device, refit_stream_ref str
                                       const rft_master_job *job, refit_error *error);
 refit_status rft_device_master_decode(refit_device *device, refit_stream_ref stream,
                                       const rft_master_job *job, refit_error *error);
+refit_status rft_device_delta_exchange(refit_device *device, refit_stream_ref stream,
+                                       rft_delta_job *jobs, uint32_t count,
+                                       const rft_delta_notes *notes, refit_error *error);
+refit_status rft_device_delta_apply(refit_device *device, refit_stream_ref stream,
+                                    rft_delta_job *jobs, uint32_t count, refit_error *error);
 refit_status rft_device_share_export(refit_device *device, const void *memory, uint64_t bytes,
                                      rft_share *out, refit_error *error);
 refit_status rft_device_share_map(refit_device *device, const rft_share *share, void **out,

@@ -545,6 +545,24 @@ refit_status rft_device_master_decode(refit_device *device, refit_stream_ref str
     return device->ops.master_decode(device->self, stream, job, error);
 }
 
+refit_status rft_device_delta_exchange(refit_device *device, refit_stream_ref stream,
+                                       rft_delta_job *jobs, uint32_t count,
+                                       const rft_delta_notes *notes, refit_error *error)
+{
+    if (count == 0) return REFIT_OK;
+    NEED((uintptr_t)jobs % 8 == 0 && (uintptr_t)notes->memory % 16 == 0, error,
+         "a table of blocks lies at a multiple of 8 bytes, and memory for notes at one of 16");
+    return device->ops.delta_exchange(device->self, stream, jobs, count, notes, error);
+}
+
+refit_status rft_device_delta_apply(refit_device *device, refit_stream_ref stream,
+                                    rft_delta_job *jobs, uint32_t count, refit_error *error)
+{
+    if (count == 0) return REFIT_OK;
+    NEED((uintptr_t)jobs % 8 == 0, error, "a table of blocks lies at a multiple of 8 bytes");
+    return device->ops.delta_apply(device->self, stream, jobs, count, error);
+}
+
 refit_status rft_device_share_export(refit_device *device, const void *memory, uint64_t bytes,
                                      rft_share *out, refit_error *error)
 {

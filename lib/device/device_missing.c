@@ -98,6 +98,28 @@ static refit_status no_master(void *self, refit_stream_ref stream, const rft_mas
     return refuse(error, "kernels for masters");
 }
 
+static refit_status no_delta_exchange(void *self, refit_stream_ref stream, rft_delta_job *jobs,
+                                      uint32_t count, const rft_delta_notes *notes,
+                                      refit_error *error)
+{
+    (void)self;
+    (void)stream;
+    (void)jobs;
+    (void)count;
+    (void)notes;
+    return refuse(error, "kernels for deltas");
+}
+
+static refit_status no_delta_apply(void *self, refit_stream_ref stream, rft_delta_job *jobs,
+                                   uint32_t count, refit_error *error)
+{
+    (void)self;
+    (void)stream;
+    (void)jobs;
+    (void)count;
+    return refuse(error, "kernels for deltas");
+}
+
 static refit_status no_share_export(void *self, const void *memory, uint64_t bytes, rft_share *out,
                                     refit_error *error)
 {
@@ -168,6 +190,8 @@ static void fill(rft_device_ops *ops)
     FILL(cast_bf16, no_cast_bf16);
     FILL(master_encode, no_master);
     FILL(master_decode, no_master);
+    FILL(delta_exchange, no_delta_exchange);
+    FILL(delta_apply, no_delta_apply);
     FILL(share_export, no_share_export);
     FILL(share_map, no_share_map);
     FILL(share_unmap, no_share_unmap);

@@ -8,7 +8,7 @@
 
 #define STEP_BYTES (UINT64_C(64) << 20)
 
-refit_status rft_ration_take(rft_ration *ration, uint64_t bytes, refit_error *error)
+static refit_status look(rft_ration *ration, uint64_t bytes, refit_error *error)
 {
     rft_budget room;
     if (bytes <= ration->left) {
@@ -24,7 +24,21 @@ refit_status rft_ration_take(rft_ration *ration, uint64_t bytes, refit_error *er
     return REFIT_OK;
 }
 
+refit_status rft_ration_take(rft_ration *ration, uint64_t bytes, refit_error *error)
+{
+    uint64_t budget = ration->budget;
+    RFT_REFUSE_IF(budget != 0 && bytes > budget - rft_min_u64(ration->taken, budget), error,
+                  REFIT_ERR_BUDGET,
+                  "%" PRIu64 " bytes of host memory are needed besides %" PRIu64
+                  ", and offload.budget_bytes is %" PRIu64,
+                  bytes, ration->taken, budget);
+    RFT_TRY(look(ration, bytes, error));
+    ration->taken += bytes;
+    return REFIT_OK;
+}
+
 void rft_ration_return(rft_ration *ration, uint64_t bytes)
 {
     ration->left += bytes;
+    ration->taken -= bytes;
 }

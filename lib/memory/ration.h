@@ -15,11 +15,13 @@
 
 typedef struct rft_ration {
     uint64_t left; /* may be taken without another look; {0} at first */
+    uint64_t taken;
+    uint64_t budget; /* offload.budget_bytes: the most in all; 0: what is free decides */
 } rft_ration;
 
-/* REFIT_ERR_HOST_MEMORY: the machine or the cgroup has not so much; the sentence says what is there
- * and ends without a remedy. Memory that was granted before has been touched, but for the last
- * megabytes. */
+/* REFIT_ERR_HOST_MEMORY: the machine or the cgroup has not so much; REFIT_ERR_BUDGET: it would be
+ * more than the budget. The sentence says what is there and ends without a remedy. Memory that was
+ * granted before has been touched, but for the last megabytes. */
 refit_status rft_ration_take(rft_ration *ration, uint64_t bytes, refit_error *error);
 
 /* For `bytes` that were granted and not used. */

@@ -819,6 +819,7 @@ static void answer_beat(rft_server *server, rft_peer *peer, const rft_message *m
     const rft_version_id *held = &message->as.beat.held;
     uint64_t staged = message->as.beat.staged;
     if (!peer->subscribed) return;
+    peer->pieces = message->as.beat.pieces;
     bool applied = is_task(peer, held->version) && peer->task.stage == RFT_STAGE_COMMITTING;
     bool current = rft_server_is_current(server, held);
     if (current || held->version == 0) peer->held = *held;

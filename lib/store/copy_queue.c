@@ -12,6 +12,7 @@
 #include "base/checked.h"
 #include "base/clock.h"
 #include "kernels/digest.h"
+#include "store/device_memory.h"
 
 #define HELD_MOST    2u
 #define BATCH_MOST   16u
@@ -27,8 +28,8 @@
 
 /* {0} is not open: closing it is harmless. */
 typedef struct digest_batch {
-    unsigned char *sums;      /* of the device; NULL: not open */
-    struct device_sums *room; /* that holds them */
+    unsigned char *sums;     /* of the device; NULL: not open */
+    rft_device_memory *room; /* that holds them */
     uint64_t *twins;
     rft_segment segment; /* that holds them */
     rft_pinning pinning;
@@ -45,52 +46,18 @@ static refit_status twins_open(digest_batch *batch, refit_device *device, refit_
     return status;
 }
 
-/* The device memory of the sums, which can be left to the device for a deferred free. */
-struct device_sums {
-    rft_deferred_free left; /* first, so that it is the address of all */
-    void *memory;
-};
-
-static bool sums_free(rft_deferred_free *left, refit_device *device)
-{
-    struct device_sums *sums = (struct device_sums *)left;
-    if (refit_memory_free(device, sums->memory, NULL) != REFIT_OK) return false;
-    rft_free(sums);
-    return true;
-}
-
-/* A device that does not take it back now is asked again when it is closed. */
-static void sums_close(struct device_sums *sums, refit_device *device)
-{
-    sums->left.give_back = sums_free;
-    if (!sums_free(&sums->left, device)) rft_device_defer_free(device, &sums->left);
-}
-
-static refit_status sums_open(struct device_sums **out, refit_device *device, refit_error *error)
-{
-    struct device_sums *sums = rft_calloc(1, sizeof *sums);
-    RFT_REFUSE_IF(sums == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for a version's digests");
-    refit_status status = refit_memory_alloc(device, BATCH_BYTES, &sums->memory, error);
-    if (status == REFIT_OK) {
-        *out = sums;
-    } else {
-        rft_free(sums);
-    }
-    return status;
-}
-
 /* All of it or nothing. REFIT_ERR_DEVICE_MEMORY, and what the page-lock meets with. */
 static refit_status digest_batch_open(digest_batch *batch, refit_device *device, refit_error *error)
 {
-    struct device_sums *room = NULL;
+    rft_device_memory *room = NULL;
     *batch = (digest_batch){.segment.fd = -1};
-    RFT_TRY(sums_open(&room, device, error));
+    RFT_TRY(rft_device_memory_open(device, BATCH_BYTES, &room, error));
     refit_status status = twins_open(batch, device, error);
     if (status == REFIT_OK) {
         batch->room = room;
         batch->sums = room->memory;
     } else {
-        sums_close(room, device);
+        rft_device_memory_close(room, device);
     }
     return status;
 }
@@ -101,7 +68,7 @@ static void digest_batch_close(digest_batch *batch, refit_device *device)
     if (batch->sums == NULL) return;
     rft_pinning_close(&batch->pinning);
     rft_segment_close(&batch->segment);
-    sums_close(batch->room, device);
+    rft_device_memory_close(batch->room, device);
     *batch = (digest_batch){0};
 }
 
@@ -252,6 +219,12 @@ refit_status rft_copy_queue_copy_within(rft_copy_queue *queue, void *to, const v
 {
     queue->busy = true;
     return refit_stream_copy(queue->device, queue->stream, to, from, bytes, error);
+}
+
+refit_stream_ref rft_copy_queue_stream(rft_copy_queue *queue)
+{
+    queue->busy = true;
+    return queue->stream;
 }
 
 bool rft_copy_queue_digests(const rft_copy_queue *queue)

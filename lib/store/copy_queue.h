@@ -39,6 +39,9 @@ refit_status rft_copy_queue_copy(rft_copy_queue *queue, void *to, const void *fr
 /* Within the device. */
 refit_status rft_copy_queue_copy_within(rft_copy_queue *queue, void *to, const void *from,
                                         uint64_t bytes, refit_error *error);
+/* For work of another kind, which counts as under way from now on, and for another queue to follow.
+ */
+refit_stream_ref rft_copy_queue_stream(rft_copy_queue *queue);
 /* The digest of memory of the device that lies `offset` bytes into a whole. Where the device takes
  * none itself, the bytes are fetched piece by piece, and the call waits for that. */
 refit_status rft_copy_queue_digest(rft_copy_queue *queue, const void *memory, uint64_t bytes,

@@ -13,7 +13,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "base/alloc.h"
 #include "base/checked.h"
@@ -300,18 +299,76 @@ refit_status rft_destinations_repair(const rft_destinations *all, refit_error *e
     return REFIT_OK;
 }
 
-refit_status rft_destinations_digest(const rft_destinations *all, const rft_bound_tensor *one,
-                                     uint64_t *sum, refit_error *error)
+/* Up to RFT_DIGEST_BATCH_MOST destinations with one wait. */
+typedef struct digest_work {
+    rft_port *port;
+    uint32_t count;
+    uint32_t list[RFT_DIGEST_BATCH_MOST];
+} digest_work;
+
+static refit_status add_digests(const rft_destinations *all, const digest_work *work,
+                                refit_error *error)
 {
-    *sum = 0;
-    if (one->bytes == 0) return REFIT_OK; /* it may have no memory */
-    if (one->port == NULL) {
-        *sum = rft_digest_part(one->memory, one->bytes, 0);
-        return REFIT_OK;
+    rft_copy_queue *queue = work->port->copy_queue;
+    RFT_TRY(rft_copy_queue_batch_open(queue, error));
+    RFT_TRY(rft_copy_queue_batch_begin(queue, error));
+    for (uint32_t i = 0; i < work->count; i++) {
+        const rft_bound_tensor *one = &all->list[work->list[i]];
+        RFT_TRY(rft_copy_queue_batch_add(queue, i, NULL, one->memory, one->bytes, 0, error));
     }
+    return rft_copy_queue_batch_end(queue, work->count, error);
+}
+
+static refit_status run_digests(const rft_destinations *all, digest_work *work, uint64_t *sums,
+                                refit_error *error)
+{
+    refit_error later;
+    rft_port *port = work->port;
+    if (work->count == 0) return REFIT_OK;
+    refit_status issued = add_digests(all, work, error);
+    refit_status status = port_wait(all, port, issued == REFIT_OK ? error : &later);
+    RFT_TRY(rft_keep_first(issued, status));
+    for (uint32_t i = 0; i < work->count; i++)
+        sums[work->list[i]] = rft_copy_queue_batch_sums(port->copy_queue)[i];
+    work->count = 0;
+    return REFIT_OK;
+}
+
+/* Of a device that takes no digests itself. */
+static refit_status digest_one(const rft_destinations *all, const rft_bound_tensor *one,
+                               uint64_t *sum, refit_error *error)
+{
     RFT_TRY(rft_copy_queue_digest(one->port->copy_queue, one->memory, one->bytes, 0, error));
     RFT_TRY(rft_copy_queue_wait(one->port->copy_queue, all->wait_ms, error));
     *sum = rft_copy_queue_sum(one->port->copy_queue);
+    return REFIT_OK;
+}
+
+static refit_status digest_port(const rft_destinations *all, rft_port *port,
+                                const unsigned char *wanted, uint64_t *sums, refit_error *error)
+{
+    digest_work work = {.port = port};
+    bool batches = rft_copy_queue_digests(port->copy_queue);
+    for (uint32_t i = 0; i < all->count; i++) {
+        const rft_bound_tensor *one = &all->list[i];
+        if (!wanted[i] || one->port != port || one->bytes == 0) continue;
+        if (!batches) RFT_TRY(digest_one(all, one, &sums[i], error));
+        if (batches) work.list[work.count++] = i;
+        if (work.count == RFT_DIGEST_BATCH_MOST) RFT_TRY(run_digests(all, &work, sums, error));
+    }
+    return run_digests(all, &work, sums, error);
+}
+
+refit_status rft_destinations_digest(const rft_destinations *all, const unsigned char *wanted,
+                                     uint64_t *sums, refit_error *error)
+{
+    for (uint32_t i = 0; i < all->count; i++) {
+        const rft_bound_tensor *one = &all->list[i];
+        bool here = wanted[i] && one->port == NULL && one->bytes > 0; /* it may have no memory */
+        sums[i] = here ? rft_digest_part(one->memory, one->bytes, 0) : 0;
+    }
+    for (uint32_t i = 0; i < all->port_count; i++)
+        RFT_TRY(digest_port(all, &all->ports[i], wanted, sums, error));
     return REFIT_OK;
 }
 
@@ -359,37 +416,12 @@ bool rft_rollback_is_empty(const rft_rollback *rollback)
 void rft_rollback_reset(rft_rollback *rollback)
 {
     rft_segment_close(&rollback->memory);
-    *rollback = (rft_rollback){.last = NOTHING, .dispensable = rollback->dispensable};
+    *rollback = (rft_rollback){.last = NOTHING, .ration.budget = rollback->ration.budget};
 }
 
 static uint64_t shape_bytes(rft_delta_shape shape)
 {
     return (uint64_t)shape.elements * shape.width;
-}
-
-/* The memory of the notes goes back; one page of it stays in use. */
-static void forgo(rft_rollback *rollback, const refit_error *why)
-{
-    rft_log(
-        REFIT_LOG_WARNING,
-        "the first version is written without notes of the bytes before it, which cannot be put "
-        "back: %s",
-        why->text);
-    (void)madvise(rollback->memory.memory, rollback->memory.bytes, MADV_DONTNEED);
-    rollback->used = 0;
-    rollback->last = NOTHING;
-    rollback->forgone = true;
-}
-
-/* As rft_rollback_change, with the place of one note that is written over and over. */
-static refit_status change_unnoted(rft_rollback *rollback, rft_delta_shape shape, void *block,
-                                   const void *after, uint32_t *changed)
-{
-    rft_delta_entry entry;
-    shape.kind = RFT_DELTA_RAW;
-    (void)rft_delta_exchange(shape, block, after, rollback->memory.memory, &entry);
-    *changed = entry.changed;
-    return REFIT_OK;
 }
 
 refit_status rft_rollback_change(rft_rollback *rollback, rft_note_place place,
@@ -408,17 +440,12 @@ refit_status rft_rollback_change(rft_rollback *rollback, rft_note_place place,
     }
     refit_error why;
     uint64_t most = sizeof head + rft_delta_bound(head.shape);
-    if (rollback->forgone) return change_unnoted(rollback, shape, block, after, changed);
-    if (rft_ration_take(&rollback->ration, most, &why) != REFIT_OK) {
-        if (rollback->dispensable) {
-            forgo(rollback, &why);
-            return change_unnoted(rollback, shape, block, after, changed);
-        }
+    refit_status status = rft_ration_take(&rollback->ration, most, &why);
+    if (status != REFIT_OK) {
         if (memcmp(block, after, shape_bytes(shape)) == 0) return REFIT_OK;
-        return rft_fail(error, REFIT_ERR_HOST_MEMORY,
+        return rft_fail(error, status,
                         "the old bytes of the destinations cannot be noted: %s; make room, raise "
-                        "the limit of the container, or write the version with load_into, which "
-                        "notes nothing",
+                        "the limit, or write the version with load_into, which notes nothing",
                         why.text);
     }
     unsigned char *to = rollback->memory.memory + rollback->used;

@@ -25,7 +25,8 @@ typedef struct rft_port {
     rft_copy_queue *copy_queue;
     unsigned char *windows; /* owned; two of RFT_WINDOW_BYTES */
     bool pinned;
-    uint32_t turn;              /* the window that was fetched last */
+    bool by_kernel; /* of the caller: what is not converted there is written by the GPU itself */
+    uint32_t turn;  /* the window that was fetched last */
     unsigned char *unsure;      /* where the last put went, until it is known to be done; or NULL */
     const unsigned char *bytes; /* its bytes, in a window */
     uint64_t unsure_bytes;
@@ -77,9 +78,10 @@ refit_status rft_destinations_flush(const rft_destinations *all, refit_error *er
  * more. */
 refit_status rft_destinations_repair(const rft_destinations *all, refit_error *error);
 
-/* The sum of the digest of all its bytes, as they are now. */
-refit_status rft_destinations_digest(const rft_destinations *all, const rft_bound_tensor *one,
-                                     uint64_t *sum, refit_error *error);
+/* The sum of the digest of all bytes of each destination that is wanted, as they are now; a device
+ * that takes digests is waited for once for RFT_DIGEST_BATCH_MOST of them. */
+refit_status rft_destinations_digest(const rft_destinations *all, const unsigned char *wanted,
+                                     uint64_t *sums, refit_error *error);
 
 /* ---- Rollback
  *
@@ -104,8 +106,6 @@ typedef struct rft_rollback {
     uint64_t used;
     uint64_t last; /* where the newest note begins; UINT64_MAX: there is none */
     rft_ration ration;
-    bool dispensable; /* of the caller: where memory ends, go on without notes */
-    bool forgone;     /* that has happened: nothing can be put back */
 } rft_rollback;
 
 /* Room for notes about `blocks` blocks of `bytes` bytes in all. Notes that are there stay; their
@@ -118,9 +118,8 @@ void rft_rollback_reset(rft_rollback *rollback);
 
 /* Makes `block`, which lies at that place, as `after`, and notes its old elements; tells how many
  * elements differed, and takes no note if that is 0. `after` may change meanwhile: the note has the
- * overwritten elements. REFIT_ERR_HOST_MEMORY: there is no room, or the machine or
- * the cgroup has no memory for it, and nothing is changed; unless notes are dispensable: then all
- * notes are forgotten, and no more is taken until a reset. */
+ * overwritten elements. REFIT_ERR_HOST_MEMORY: there is no room, or the machine or the cgroup has
+ * no memory for it; REFIT_ERR_BUDGET. Nothing is changed then. */
 refit_status rft_rollback_change(rft_rollback *rollback, rft_note_place place,
                                  rft_delta_shape shape, void *block, const void *after,
                                  uint32_t *changed, refit_error *error);

@@ -106,10 +106,8 @@ static refit_status copy_within(rft_gpu_copy *copy, const refit_config *config,
 
 /* ---- From the host */
 
-/* NULL: it could not be page-locked, and copies are slower. Tried again, but not for each version,
- * as a try may take a while. */
-static const rft_pinning *pin(rft_gpu_copy *copy, refit_device *device, const refit_config *config,
-                              rft_image *image)
+const rft_pinning *rft_gpu_copy_pin(rft_gpu_copy *copy, refit_device *device,
+                                    const refit_config *config, rft_image *image)
 {
     refit_error why;
     bool wanted = rft_image_pinning(image, device) == NULL &&
@@ -129,7 +127,7 @@ static refit_status copy_up(rft_gpu_copy *copy, refit_device *device, const refi
 {
     refit_error later;
     refit_status issued = REFIT_OK;
-    const rft_pinning *pinning = pin(copy, device, config, image);
+    const rft_pinning *pinning = rft_gpu_copy_pin(copy, device, config, image);
     for (uint32_t i = 0; i < count && issued == REFIT_OK; i++)
         issued = rft_copy_queue_copy(copy->copy_queue, list[i].memory,
                                      rft_image_tensor(image, list[i].tensor), list[i].bytes,

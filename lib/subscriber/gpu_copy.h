@@ -41,6 +41,10 @@ refit_status rft_gpu_copy_pieces(rft_gpu_copy *copy, refit_device *device,
 refit_status rft_gpu_copy_verify(rft_gpu_copy *copy, refit_device *device,
                                  const refit_config *config, rft_image *image,
                                  const rft_pieces *pieces, refit_error *error);
+/* Page-locks host memory in which a version lies. NULL: that cannot be, and copies are slower; it
+ * is tried again, but not for each version, as a try may take a while. */
+const rft_pinning *rft_gpu_copy_pin(rft_gpu_copy *copy, refit_device *device,
+                                    const refit_config *config, rft_image *image);
 /* Waits for copies that a run gave up waiting for: they read the image. False: they have not ended.
  */
 bool rft_gpu_copy_await(const rft_gpu_copy *copy, uint32_t timeout_ms);

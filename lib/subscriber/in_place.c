@@ -13,6 +13,7 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "device/device_uuid.h"
 #include "kernels/cast.h"
 #include "kernels/digest.h"
 #include "kernels/floats.h"
@@ -32,7 +33,9 @@ refit_status rft_in_place_bind(rft_in_place *place, const refit_destination *lis
     refit_status status = rft_destinations_open(&place->to, list, count, config, error);
     if (status == REFIT_OK) {
         place->tensors = tensors;
-        place->old.dispensable = true; /* what is there is no version that a worker could serve */
+        place->config = config;
+        place->old.ration.budget = config->offload_budget_bytes;
+        place->held = place->overwritten = false;
         atomic_store(&place->figures.bound, count);
     } else {
         rft_free(tensors);
@@ -42,8 +45,7 @@ refit_status rft_in_place_bind(rft_in_place *place, const refit_destination *lis
 
 refit_status rft_in_place_unbind(rft_in_place *place, refit_error *error)
 {
-    bool lost = place->old.forgone && !place->applied; /* there is nothing to put back */
-    if (rft_in_place_is_torn(place) && !lost) RFT_TRY(rft_in_place_undo(place, error));
+    if (rft_in_place_is_torn(place)) RFT_TRY(rft_in_place_undo(place, error));
     rft_in_place_close(place);
     return REFIT_OK;
 }
@@ -51,10 +53,14 @@ refit_status rft_in_place_unbind(rft_in_place *place, refit_error *error)
 void rft_in_place_close(rft_in_place *place)
 {
     rft_rollback_reset(&place->old);
+    if (!rft_gpu_exchange_close(place->gpu, rft_deadline(place->to.linger_ms)))
+        rft_log(REFIT_LOG_ERROR, "a GPU does not end its work on destinations: it stays open");
+    place->gpu = NULL;
     rft_destinations_close(&place->to);
     rft_free(place->tensors);
     place->tensors = NULL;
     place->applied = place->failed = false;
+    place->held = place->overwritten = false;
     atomic_store(&place->figures.bound, 0);
 }
 
@@ -63,9 +69,37 @@ bool rft_in_place_is_bound(const rft_in_place *place)
     return place->tensors != NULL;
 }
 
+/* Whether there are notes of old bytes. */
+static bool is_noted(const rft_in_place *place)
+{
+    return !rft_rollback_is_empty(&place->old) || !rft_gpu_exchange_is_empty(place->gpu);
+}
+
 bool rft_in_place_is_torn(const rft_in_place *place)
 {
-    return !place->applied && (place->old.forgone || !rft_rollback_is_empty(&place->old));
+    return !place->applied && (place->overwritten || is_noted(place));
+}
+
+/* One GPU may be open several times: all of them share its addresses. */
+static bool is_on(const rft_port *port, refit_device *gpu)
+{
+    refit_device *device = rft_copy_queue_device(port->copy_queue);
+    rft_device_caps theirs = rft_device_get_caps(gpu), ours = rft_device_get_caps(device);
+    return device == gpu ||
+           (!rft_uuid_is_none(ours.uuid) && rft_uuid_equal(ours.uuid, theirs.uuid));
+}
+
+bool rft_in_place_is_on(const rft_in_place *place, refit_device *gpu)
+{
+    for (uint32_t i = 0; i < place->to.port_count; i++) {
+        if (is_on(&place->to.ports[i], gpu)) return true;
+    }
+    return false;
+}
+
+bool rft_in_place_await(const rft_in_place *place, uint32_t timeout_ms)
+{
+    return rft_gpu_exchange_await(place->gpu, timeout_ms);
 }
 
 bool rft_in_place_has_failed(const rft_in_place *place)
@@ -232,9 +266,10 @@ static refit_status read_run(const rft_in_place *place, const rft_in_place_sourc
 /* The blocks to write, and the tensors and destinations that are left over. */
 typedef struct apply_plan {
     const rft_manifest *manifest;
-    uint64_t blocks;
+    uint64_t blocks; /* that the CPU writes */
     uint64_t bytes;
-    uint32_t left; /* tensors without a destination */
+    uint64_t gpu_blocks; /* that kernels write */
+    uint32_t left;       /* tensors without a destination */
     uint32_t first_left;
     const char *absent;     /* a destination without a tensor; NULL: there is none */
     unsigned char *covered; /* per tensor, while it is made */
@@ -305,6 +340,15 @@ static refit_status check_equal(const rft_in_place *place, const rft_in_place_so
     return REFIT_OK;
 }
 
+/* Code of the GPU reads and writes there: from the image on the same GPU, or in host memory. */
+static bool goes_by_kernel(const rft_in_place_source *source, const rft_bound_tensor *one,
+                           const rft_manifest_tensor *tensor)
+{
+    return one->port != NULL && one->port->by_kernel && one->bytes > 0 &&
+           (source->device == NULL || source->device == source->gpu) &&
+           !casts(cast_of(one, tensor));
+}
+
 /* Twins are one memory, so the tensor that is written there is noted with the first of them. */
 static refit_status plan_one(rft_in_place *place, const rft_in_place_source *source,
                              apply_plan *plan, const rft_bound_tensor *one, refit_error *error)
@@ -318,6 +362,10 @@ static refit_status plan_one(rft_in_place *place, const rft_in_place_source *sou
     if (*there == original) return REFIT_OK;
     if (*there != NO_TENSOR) return check_equal(place, source, *there, one, original, error);
     *there = original;
+    if (goes_by_kernel(source, one, &manifest->tensors[original])) {
+        plan->gpu_blocks += manifest->tensors[original].blocks;
+        return rft_device_memory_check(source->gpu, one->memory, one->bytes, NULL, error);
+    }
     plan->blocks += manifest->tensors[original].blocks;
     plan->bytes += one->bytes;
     return REFIT_OK;
@@ -386,6 +434,24 @@ static rft_delta_shape shape_of(const rft_in_place_source *source, const apply_r
     return shape;
 }
 
+/* Of destinations that hold no version: there is nothing to go back to. */
+static uint32_t overwrite(rft_delta_shape shape, void *block, const void *after)
+{
+    uint32_t changed = rft_delta_count(shape, block, after);
+    if (changed > 0) memcpy(block, after, (size_t)shape.elements * shape.width);
+    return changed;
+}
+
+static refit_status change_block(rft_in_place *place, rft_note_place where, rft_delta_shape shape,
+                                 void *block, const void *after, uint32_t *changed,
+                                 refit_error *error)
+{
+    if (place->held)
+        return rft_rollback_change(&place->old, where, shape, block, after, changed, error);
+    *changed = overwrite(shape, block, after);
+    return REFIT_OK;
+}
+
 /* Notes and changes the window; the changed part lies from *first to *end. */
 static refit_status change_window(rft_in_place *place, uint32_t index,
                                   const rft_in_place_source *source, const apply_run *run,
@@ -400,8 +466,7 @@ static refit_status change_window(rft_in_place *place, uint32_t index,
         rft_delta_shape shape = shape_of(source, run, block);
         uint32_t changed;
         bytes = bytes_there(run->cast, block->bytes);
-        RFT_TRY(rft_rollback_change(&place->old, where, shape, window + at, from + at, &changed,
-                                    error));
+        RFT_TRY(change_block(place, where, shape, window + at, from + at, &changed, error));
         if (changed == 0) continue;
         place->changed += (uint64_t)changed * shape.width;
         if (*end == 0) *first = at;
@@ -444,12 +509,59 @@ static refit_status write_tensor(rft_in_place *place, uint32_t index,
     return REFIT_OK;
 }
 
+/* ---- Writing on a GPU */
+
+/* The tensor that goes into a destination; NULL: none. */
+static const rft_manifest_tensor *written_there(const rft_in_place *place,
+                                                const rft_manifest *manifest, uint32_t index)
+{
+    uint32_t tensor = place->tensors[index];
+    return tensor == NO_TENSOR ? NULL : &manifest->tensors[tensor];
+}
+
+static void list_blocks(rft_in_place *place, const rft_in_place_source *source, uint32_t index,
+                        const rft_manifest_tensor *tensor)
+{
+    const rft_manifest *manifest = source->image->catalog->manifest;
+    const unsigned char *from = rft_image_tensor(source->image, place->tensors[index]);
+    for (uint32_t i = 0; i < tensor->blocks; i++) {
+        const rft_block *block = &manifest->blocks[tensor->first_block + i];
+        rft_gpu_exchange_add(place->gpu, place->to.list[index].memory + block->tensor_offset,
+                             from + block->tensor_offset, rft_sparse_shape(manifest, block));
+    }
+}
+
+/* The blocks that kernels are to write. Nothing is written yet. */
+static refit_status list_for_gpu(rft_in_place *place, const rft_in_place_source *source,
+                                 const apply_plan *plan, refit_error *error)
+{
+    RFT_REFUSE_IF(plan->gpu_blocks > UINT32_MAX, error, REFIT_ERR_LIMIT,
+                  "%llu blocks are too many for one list", (unsigned long long)plan->gpu_blocks);
+    if (place->gpu == NULL)
+        RFT_TRY(rft_gpu_exchange_open(source->gpu, place->config, &place->gpu, error));
+    RFT_TRY(rft_gpu_exchange_begin(place->gpu, (uint32_t)plan->gpu_blocks, error));
+    for (uint32_t i = 0; i < place->to.count; i++) {
+        const rft_manifest_tensor *tensor = written_there(place, plan->manifest, i);
+        if (tensor == NULL || !goes_by_kernel(source, &place->to.list[i], tensor)) continue;
+        list_blocks(place, source, i, tensor);
+    }
+    return REFIT_OK;
+}
+
+static refit_status write_on_gpu(rft_in_place *place, const rft_in_place_source *source,
+                                 refit_error *error)
+{
+    const rft_exchange_way way = {
+        .noted = place->held, .from_host = source->device == NULL, .pinning = source->pinning};
+    return rft_gpu_exchange_run(place->gpu, &way, &place->changed, error);
+}
+
 /*
  * ---- Verifying
  *
- * A destination equals the image where it was compared, so this is for broadcast.verify: always:
- * the digests of the bytes in the destinations, a device's memory included, up to the digest of the
- * version.
+ * A destination equals the image where it was compared, so this is for images that the trainer may
+ * have changed meanwhile (lent on a GPU), and for broadcast.verify: always: the digests of the
+ * bytes in the destinations, a device's memory included.
  */
 
 static refit_status digest_source(const rft_in_place *place, const rft_in_place_source *source,
@@ -469,46 +581,95 @@ static refit_status digest_source(const rft_in_place *place, const rft_in_place_
     return REFIT_OK;
 }
 
+/* What verifying finds out. */
+typedef struct apply_digests {
+    uint64_t *there;       /* per destination: the sum of its bytes */
+    unsigned char *wanted; /* per destination: whether it is to be read */
+    uint64_t *tensors;     /* per tensor: its digest */
+    unsigned char *known;  /* per tensor */
+} apply_digests;
+
+static bool is_converted(const rft_in_place *place, const rft_manifest *manifest, uint32_t index)
+{
+    return casts(cast_of(&place->to.list[index], &manifest->tensors[place->tensors[index]]));
+}
+
+static refit_status refuse_written(const rft_bound_tensor *one, refit_error *error)
+{
+    return rft_fail(error, REFIT_ERR_CORRUPT,
+                    "the destination of '%.160s' does not hold the written bytes", one->name);
+}
+
 /* Converted bytes are compared with the image converted once more. */
 static refit_status check_converted(const rft_in_place *place, const rft_in_place_source *source,
-                                    const rft_bound_tensor *one, const rft_manifest_tensor *tensor,
-                                    refit_error *error)
+                                    uint32_t index, uint64_t sum, refit_error *error)
 {
-    uint64_t sum, expected;
-    RFT_TRY(rft_destinations_digest(&place->to, one, &sum, error));
+    uint64_t expected;
+    const rft_bound_tensor *one = &place->to.list[index];
+    const rft_manifest_tensor *tensor =
+        &source->image->catalog->manifest->tensors[place->tensors[index]];
     RFT_TRY(digest_source(place, source, tensor, cast_of(one, tensor), &expected, error));
-    RFT_REFUSE_IF(sum != expected, error, REFIT_ERR_CORRUPT,
-                  "the destination of '%.160s' does not hold the written bytes", one->name);
+    return sum == expected ? REFIT_OK : refuse_written(one, error);
+}
+
+/* All that was written, where it lies. Converted bytes say nothing of the trainer's. */
+static refit_status digest_written(const rft_in_place *place, const rft_in_place_source *source,
+                                   apply_digests *all, refit_error *error)
+{
+    for (uint32_t i = 0; i < place->to.count; i++) {
+        if (place->tensors[i] == NO_TENSOR) continue;
+        all->wanted[i] =
+            source->verify || !is_converted(place, source->image->catalog->manifest, i);
+    }
+    return rft_destinations_digest(&place->to, all->wanted, all->there, error);
+}
+
+/* Where one tensor has several destinations, each is compared with the first. */
+static refit_status digest_tensors(const rft_in_place *place, const rft_in_place_source *source,
+                                   apply_digests *all, refit_error *error)
+{
+    const rft_manifest *manifest = source->image->catalog->manifest;
+    for (uint32_t i = 0; i < place->to.count; i++) {
+        uint32_t tensor = place->tensors[i];
+        if (!all->wanted[i]) continue;
+        if (is_converted(place, manifest, i)) {
+            RFT_TRY(check_converted(place, source, i, all->there[i], error));
+            continue;
+        }
+        uint64_t sum = rft_digest_finish(all->there[i], manifest->tensors[tensor].bytes);
+        if (all->known[tensor] && all->tensors[tensor] != sum)
+            return refuse_written(&place->to.list[i], error);
+        all->tensors[tensor] = sum;
+        all->known[tensor] = 1;
+    }
     return REFIT_OK;
 }
 
-/* Of all tensors: one without a destination counts as it lies in the image, so that the result is
- * the version's digest. Where one has several, each is compared with the first. */
-static refit_status digest_tensors(const rft_in_place *place, const rft_in_place_source *source,
-                                   uint64_t *digests, unsigned char *known, refit_error *error)
+/* A trainer that changes tensors which it has lent, or was killed and replaced, is found out here:
+ * SEAL had their digests, and the version's follows from these. */
+static refit_status check_lent(const rft_in_place_source *source, const apply_digests *all,
+                               refit_error *error)
+{
+    const rft_manifest *manifest = source->image->catalog->manifest;
+    for (uint32_t i = 0; i < manifest->count; i++) {
+        RFT_REFUSE_IF(all->known[i] && all->tensors[i] != source->image->gpu->digests[i], error,
+                      REFIT_ERR_CORRUPT, "'%.160s' was changed by the trainer while it was read",
+                      manifest->tensors[i].name);
+    }
+    return REFIT_OK;
+}
+
+/* One without a destination counts as it lies in the image, so that the result is the version's
+ * digest. */
+static refit_status digest_rest(const rft_in_place *place, const rft_in_place_source *source,
+                                apply_digests *all, refit_error *error)
 {
     const rft_manifest *manifest = source->image->catalog->manifest;
     const apply_cast none = {.from_width = 1, .to_width = 1};
-    for (uint32_t i = 0; i < place->to.count; i++) {
-        uint32_t tensor = place->tensors[i];
-        if (tensor == NO_TENSOR) continue;
-        const rft_bound_tensor *one = &place->to.list[i];
-        if (casts(cast_of(one, &manifest->tensors[tensor]))) {
-            RFT_TRY(check_converted(place, source, one, &manifest->tensors[tensor], error));
-            continue;
-        }
-        uint64_t sum;
-        RFT_TRY(rft_destinations_digest(&place->to, one, &sum, error));
-        sum = rft_digest_finish(sum, manifest->tensors[tensor].bytes);
-        RFT_REFUSE_IF(known[tensor] && digests[tensor] != sum, error, REFIT_ERR_CORRUPT,
-                      "the destination of '%.160s' does not hold the written bytes", one->name);
-        digests[tensor] = sum;
-        known[tensor] = 1;
-    }
     for (uint32_t i = 0; i < manifest->count; i++) {
-        if (known[i] || manifest->tensors[i].alias_of != REFIT_NO_ALIAS) continue;
-        RFT_TRY(digest_source(place, source, &manifest->tensors[i], none, &digests[i], error));
-        digests[i] = rft_digest_finish(digests[i], manifest->tensors[i].bytes);
+        if (all->known[i] || manifest->tensors[i].alias_of != REFIT_NO_ALIAS) continue;
+        RFT_TRY(digest_source(place, source, &manifest->tensors[i], none, &all->tensors[i], error));
+        all->tensors[i] = rft_digest_finish(all->tensors[i], manifest->tensors[i].bytes);
     }
     return REFIT_OK;
 }
@@ -528,23 +689,37 @@ static refit_status check_digest(const rft_manifest *manifest, const rft_image *
     return REFIT_OK;
 }
 
+static refit_status check_all(const rft_in_place *place, const rft_in_place_source *source,
+                              apply_digests *all, refit_error *error)
+{
+    const rft_image *image = source->image;
+    RFT_TRY(digest_written(place, source, all, error));
+    RFT_TRY(digest_tensors(place, source, all, error));
+    if (image->gpu != NULL) return check_lent(source, all, error);
+    RFT_TRY(digest_rest(place, source, all, error));
+    return check_digest(image->catalog->manifest, image, all->tensors, error);
+}
+
 /* Reads all that was written, where it lies. REFIT_ERR_CORRUPT: it is not the version;
  * REFIT_ERR_HOST_MEMORY, and the device's errors. */
 static refit_status verify_digests(const rft_in_place *place, const rft_in_place_source *source,
                                    refit_error *error)
 {
-    const rft_manifest *manifest = source->image->catalog->manifest;
-    uint64_t *digests = rft_calloc((size_t)manifest->count + 1, sizeof *digests);
-    unsigned char *known = rft_calloc((size_t)manifest->count + 1, 1);
-    refit_status status = REFIT_OK;
-    if (digests == NULL || known == NULL) {
-        status =
-            rft_fail(error, REFIT_ERR_HOST_MEMORY, "no memory for %u digests", manifest->count);
-    }
-    if (status == REFIT_OK) status = digest_tensors(place, source, digests, known, error);
-    if (status == REFIT_OK) status = check_digest(manifest, source->image, digests, error);
-    rft_free(digests);
-    rft_free(known);
+    size_t tensors = source->image->catalog->manifest->count + (size_t)1;
+    size_t count = place->to.count + (size_t)1;
+    apply_digests all = {.there = rft_calloc(count, sizeof *all.there),
+                         .wanted = rft_calloc(count, 1),
+                         .tensors = rft_calloc(tensors, sizeof *all.tensors),
+                         .known = rft_calloc(tensors, 1)};
+    bool taken =
+        all.there != NULL && all.wanted != NULL && all.tensors != NULL && all.known != NULL;
+    refit_status status = taken ? check_all(place, source, &all, error)
+                                : rft_fail(error, REFIT_ERR_HOST_MEMORY,
+                                           "no memory for %zu digests", count + tensors);
+    rft_free(all.there);
+    rft_free(all.wanted);
+    rft_free(all.tensors);
+    rft_free(all.known);
     return status;
 }
 
@@ -575,18 +750,30 @@ static refit_status verify(const rft_in_place *place, const rft_in_place_source 
     return status;
 }
 
+/* What an earlier apply left half written is put right before old bytes are noted. */
+static refit_status prepare(rft_in_place *place, const apply_plan *plan, refit_error *error)
+{
+    if (is_noted(place)) RFT_TRY(rft_destinations_repair(&place->to, error));
+    if (!place->applied) RFT_TRY(rft_gpu_exchange_undo(place->gpu, error));
+    if (!place->held || plan->blocks == 0) return REFIT_OK;
+    return rft_rollback_prepare(&place->old, plan->blocks, plan->bytes, error);
+}
+
 static refit_status write_all(rft_in_place *place, const rft_in_place_source *source,
                               const apply_plan *plan, refit_error *error)
 {
-    /* Finishes the interrupted write of an earlier apply before undo data is recorded. */
-    if (!rft_rollback_is_empty(&place->old)) RFT_TRY(rft_destinations_repair(&place->to, error));
-    RFT_TRY(rft_rollback_prepare(&place->old, plan->blocks, plan->bytes, error));
+    RFT_TRY(prepare(place, plan, error));
+    if (plan->gpu_blocks > 0) RFT_TRY(list_for_gpu(place, source, plan, error));
+    place->overwritten = !place->held;
+    if (plan->gpu_blocks > 0) RFT_TRY(write_on_gpu(place, source, error));
     for (uint32_t i = 0; i < place->to.count; i++) {
-        if (place->tensors[i] != NO_TENSOR) RFT_TRY(write_tensor(place, i, source, error));
+        const rft_manifest_tensor *tensor = written_there(place, plan->manifest, i);
+        if (tensor == NULL || goes_by_kernel(source, &place->to.list[i], tensor)) continue;
+        RFT_TRY(write_tensor(place, i, source, error));
     }
     RFT_TRY(rft_destinations_flush(&place->to, error));
     RFT_TRY(check_seqlock(source, error));
-    return source->verify ? verify(place, source, error) : REFIT_OK;
+    return source->verify || source->image->gpu != NULL ? verify(place, source, error) : REFIT_OK;
 }
 
 /* The error tells the failure, and also that it could not be taken back. */
@@ -608,6 +795,9 @@ refit_status rft_in_place_apply(rft_in_place *place, const rft_in_place_source *
     apply_plan plan;
     int64_t began = rft_now();
     place->changed = 0;
+    for (uint32_t i = 0; i < place->to.port_count; i++)
+        place->to.ports[i].by_kernel =
+            source->gpu != NULL && is_on(&place->to.ports[i], source->gpu);
     refit_status status = plan_all(place, source, left == NULL, &plan, error);
     if (status == REFIT_OK) status = write_all(place, source, &plan, error);
     place->applied = status == REFIT_OK;
@@ -629,9 +819,11 @@ void rft_in_place_forget(rft_in_place *place)
 
 void rft_in_place_keep(rft_in_place *place)
 {
+    if (!rft_in_place_is_bound(place)) return;
     if (place->applied) rft_rollback_reset(&place->old);
-    if (place->applied) place->old.dispensable = false;
-    place->applied = false;
+    if (place->applied) rft_gpu_exchange_reset(place->gpu);
+    place->held = true;
+    place->applied = place->overwritten = false;
 }
 
 static refit_status undo_one(rft_in_place *place, const rft_note *note, refit_error *error)
@@ -647,15 +839,14 @@ static refit_status undo_one(rft_in_place *place, const rft_note *note, refit_er
 refit_status rft_in_place_undo(rft_in_place *place, refit_error *error)
 {
     place->applied = false;
-    RFT_REFUSE_IF(place->old.forgone, error, REFIT_ERR_HOST_MEMORY,
-                  "there was no memory to note the bytes before the first version, so they cannot "
-                  "be put back: apply a version, or load the weights anew");
-    if (rft_rollback_is_empty(&place->old)) {
+    bool noted = is_noted(place);
+    if (noted) RFT_TRY(rft_destinations_repair(&place->to, error)); /* waits for digests, too */
+    RFT_TRY(rft_gpu_exchange_undo(place->gpu, error));
+    if (!noted) {
         rft_rollback_reset(&place->old);
         return REFIT_OK;
     }
-    RFT_TRY(rft_destinations_repair(&place->to, error));
-    rft_note note = {.next = place->old.last};
+    rft_note note = {.next = rft_rollback_is_empty(&place->old) ? UINT64_MAX : place->old.last};
     while (note.next != UINT64_MAX) {
         rft_rollback_read(&place->old, note.next, &note);
         RFT_TRY(undo_one(place, &note, error));

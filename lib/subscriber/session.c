@@ -164,12 +164,20 @@ static void send_staged(rft_session *session)
     session_send(session, &message);
 }
 
+/* Whether versions may come piece by piece: digests are needed to find out changed ones. */
+static bool takes_pieces(const rft_session *session)
+{
+    return session->on_gpu && !session->whole &&
+           rft_device_get_caps(session->images.gpu_memory.device).digests;
+}
+
 static void send_beat(rft_session *session, int64_t now)
 {
     bool staged = session->report.state == RFT_SESSION_STAGED;
     rft_message message = {.kind = RFT_BEAT};
     message.as.beat.held = session->held;
     message.as.beat.staged = staged ? session->receive.version : 0;
+    message.as.beat.pieces = takes_pieces(session);
     session_send(session, &message);
     if (staged) send_staged(session);
     session->next_beat = rft_after_ms(now, session->heartbeat_ms);
@@ -344,7 +352,7 @@ void rft_session_take_whole(rft_session *session, bool whole, int64_t now)
 {
     if (session->whole == whole) return;
     session->whole = whole;
-    if (session->on_gpu && is_joined(session)) rft_session_disconnect(session, 0, now);
+    if (is_joined(session)) send_beat(session, now);
 }
 
 /* Empty: the worker is on the trainer's GPU, and can share it. `share` is WELCOME's. */
@@ -635,8 +643,7 @@ static void send_join(rft_session *session)
     message.as.join.proof = session->proof;
     message.as.join.reason = rft_view_text(session->why_not);
     message.as.join.gpu = session->on_gpu;
-    message.as.join.pieces = session->on_gpu && !session->whole &&
-                             rft_device_get_caps(session->images.gpu_memory.device).digests;
+    message.as.join.pieces = takes_pieces(session);
     session_send(session, &message);
 }
 

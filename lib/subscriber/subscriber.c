@@ -231,6 +231,7 @@ void refit_subscriber_close(refit_subscriber *subscriber)
     uint32_t linger_ms = subscriber->service.config.broadcast_linger_ms;
     end_update(&subscriber->update, linger_ms);
     bool ended = rft_gpu_copy_close(&subscriber->copy, rft_deadline(linger_ms));
+    ended = rft_in_place_await(&subscriber->engine, linger_ms) && ended;
     if (!ended) rft_log(REFIT_LOG_ERROR, "a GPU does not end its copies: it stays open");
     stop_service(&subscriber->service, ended ? NULL : subscriber->still_read);
     rft_in_place_close(&subscriber->engine);
@@ -307,6 +308,7 @@ static bool release(refit_subscriber *subscriber, uint32_t timeout_ms)
     rft_order order = {.kind = RFT_ORDER_RELEASE};
     if (subscriber->still_read == NULL) return true;
     if (!rft_gpu_copy_await(&subscriber->copy, timeout_ms)) return false;
+    if (!rft_in_place_await(&subscriber->engine, timeout_ms)) return false;
     rft_mailbox_order(&subscriber->service.mailbox, &order, subscriber->still_version);
     subscriber->still_read = NULL;
     return true;
@@ -600,6 +602,14 @@ refit_status refit_update_copy(refit_update *update, const refit_target *list, u
     return status;
 }
 
+/* Whether kernels of the engine's GPU write into bound memory there. */
+static bool writes_on_gpu(const refit_subscriber *subscriber)
+{
+    refit_device *device = subscriber->device;
+    return device != NULL && rft_device_get_caps(device).deltas &&
+           rft_in_place_is_on(&subscriber->engine, device);
+}
+
 refit_status refit_update_apply(refit_update *update, uint32_t *left, refit_error *error)
 {
     RFT_TRY(check_undecided(update, error));
@@ -609,11 +619,15 @@ refit_status refit_update_apply(refit_update *update, uint32_t *left, refit_erro
                   "nothing is bound that version %llu could be applied into: call "
                   "refit_subscriber_bind first",
                   (unsigned long long)update->image->id.version);
+    const refit_config *config = &subscriber->service.config;
     rft_in_place_source source = {
         .image = update->image,
         .device = refit_update_device(update),
-        .verify = subscriber->service.config.broadcast_verify == REFIT_VERIFY_ALWAYS,
+        .verify = config->broadcast_verify == REFIT_VERIFY_ALWAYS,
     };
+    if (writes_on_gpu(subscriber)) source.gpu = subscriber->device;
+    if (source.gpu != NULL && source.device == NULL)
+        source.pinning = rft_gpu_copy_pin(&subscriber->copy, source.gpu, config, update->image);
     return rft_in_place_apply(&subscriber->engine, &source, left, error);
 }
 
@@ -655,11 +669,9 @@ static refit_status accept_pieces(refit_update *update, refit_error *error)
 refit_status refit_update_accept(refit_update *update, refit_error *error)
 {
     RFT_TRY(check_undecided(update, error));
-    RFT_REFUSE_IF(
-        rft_in_place_is_torn(&update->subscriber->engine), error, REFIT_ERR_STATE,
-        "the destinations hold no version whole, since one could not be taken back: apply "
-        "version %llu, or refuse it",
-        (unsigned long long)update->image->id.version);
+    RFT_REFUSE_IF(rft_in_place_is_torn(&update->subscriber->engine), error, REFIT_ERR_STATE,
+                  "the destinations hold no version whole: apply version %llu, or refuse it",
+                  (unsigned long long)update->image->id.version);
     RFT_REFUSE_IF(rft_in_place_has_failed(&update->subscriber->engine), error, REFIT_ERR_STATE,
                   "version %llu could not be applied: apply it again, or refuse it; if it was "
                   "loaded in another way, call refit_subscriber_unbind first",
@@ -688,9 +700,10 @@ refit_status refit_update_refuse(refit_update *update, const char *reason, int k
 {
     RFT_TRY(check_undecided(update, error));
     refit_status status = take_back(update, error);
+    bool torn = update->torn || rft_in_place_is_torn(&update->subscriber->engine);
     bool written = pieces_of(update) != NULL && rft_piece_queue_was_read(pieces_of(update));
     decide_refuse(update, REFIT_ERR_PEER, reason == NULL ? "" : reason,
-                  kept && status == REFIT_OK && !update->torn && !written);
+                  kept && status == REFIT_OK && !torn && !written);
     return status;
 }
 

@@ -167,6 +167,7 @@ static const rft_field beat_fields[] = {
     {"version", U64(beat.held.version)},
     {"digest", DIGEST(beat.held.digest)},
     {"staged", U64(beat.staged), .optional = true},
+    {"pieces", BOOL(beat.pieces), .optional = true},
 };
 
 static const rft_field bye_fields[] = {

@@ -195,6 +195,7 @@ typedef struct rft_message {
         struct {
             rft_version_id held;
             uint64_t staged; /* S→P: version staged and waiting for its commit, or 0 */
+            bool pieces;     /* S→P: as in JOIN; it may change */
         } beat;
         struct {
             uint32_t code;

@@ -1,4 +1,5 @@
-/* Every device: digests, casts and coded masters are those of kernels/, in stream order. */
+/* Every device: digests, casts, coded masters and exchanged blocks are those of kernels/, in stream
+ * order. */
 #include "tests/device/every_device.h"
 
 #include <stdint.h>
@@ -296,6 +297,72 @@ TEST(a_job_for_masters_that_breaks_a_rule_is_refused)
     good.elements = 0;
     assert_ok(rft_device_master_encode(on.device, on.stream, &good, &on.error));
     assert_ok(rft_device_master_decode(on.device, on.stream, &good, &on.error));
+}
+
+/* ---- Blocks that are exchanged: the old ones, the new ones, the notes, the jobs and the count */
+
+enum { NEW = 1 << 20, NOTES = 2 << 20, TABLE = (5 << 20) / 2, BLOCKS = 3, ELEMENTS = 40000 };
+
+/* The blocks differ in every 64th element, and the last one in all. */
+static filled make_blocks(rft_delta_job *jobs)
+{
+    filled made = make_filled(12);
+    memcpy(made.host + NEW, made.host, NEW);
+    for (uint32_t i = 0; i < BLOCKS * ELEMENTS; i += i < (BLOCKS - 1) * ELEMENTS ? 64 : 1)
+        made.host[NEW + 2 * i] ^= 0x55;
+    memset(made.host + TABLE, 0, 4096);
+    for (uint32_t i = 0; i < BLOCKS; i++) {
+        uint64_t at = 2 * (uint64_t)ELEMENTS * i;
+        jobs[i] = (rft_delta_job){.before = (uintptr_t)(made.device + NEW + at),
+                                  .after = (uintptr_t)(made.device + at),
+                                  .shape = {ELEMENTS, 2, RFT_DELTA_HALF}};
+    }
+    memcpy(made.host + TABLE + 64, jobs, BLOCKS * sizeof *jobs);
+    assert_ok(refit_stream_copy(on.device, on.stream, made.device, made.host, ROOM, &on.error));
+    wait_stream();
+    return made;
+}
+
+TEST(blocks_are_exchanged_and_brought_back)
+{
+    if (!rft_device_get_caps(on.device).deltas) skip();
+    rft_delta_job jobs[BLOCKS];
+    filled made = make_blocks(jobs);
+    rft_delta_job *table = (void *)(made.device + TABLE + 64);
+    rft_delta_notes notes = {made.device + NOTES, 100000, (void *)(made.device + TABLE)};
+    unsigned char *now = malloc(ROOM);
+    assert_non_null(now);
+    assert_ok(rft_device_delta_exchange(on.device, on.stream, table, BLOCKS, &notes, &on.error));
+    assert_ok(refit_stream_copy(on.device, on.stream, now, made.device, ROOM, &on.error));
+    assert_ok(rft_device_delta_apply(on.device, on.stream, table, BLOCKS, &on.error));
+    wait_stream();
+    assert_memory_equal(now, made.host + NEW, 2 * BLOCKS * ELEMENTS);
+    memcpy(jobs, now + TABLE + 64, sizeof jobs);
+    assert_int_equal(jobs[0].entry.changed, ELEMENTS / 64);
+    assert_true(jobs[0].good && !jobs[0].whole && jobs[2].good && jobs[2].whole);
+    assert_ok(refit_stream_copy(on.device, on.stream, now, made.device, NOTES, &on.error));
+    wait_stream();
+    assert_memory_equal(now, made.host, NOTES);
+    free(now);
+    free_filled(made);
+}
+
+TEST(blocks_without_kernels_or_out_of_place_are_refused)
+{
+    static _Alignas(16) unsigned char memory[4096];
+    rft_delta_job *jobs = (void *)memory, *aside = (void *)(memory + 4);
+    rft_delta_notes notes = {memory + 1024, 1024, (void *)(memory + 2048)};
+    rft_delta_notes odd = {memory + 1032, 1024, (void *)(memory + 2048)};
+    assert_ok(rft_device_delta_exchange(on.device, on.stream, jobs, 0, &notes, &on.error));
+    assert_ok(rft_device_delta_apply(on.device, on.stream, jobs, 0, &on.error));
+    assert_invalid(rft_device_delta_exchange(on.device, on.stream, aside, 1, &notes, &on.error));
+    assert_invalid(rft_device_delta_exchange(on.device, on.stream, jobs, 1, &odd, &on.error));
+    assert_invalid(rft_device_delta_apply(on.device, on.stream, aside, 1, &on.error));
+    if (rft_device_get_caps(on.device).deltas) return;
+    assert_int_equal(rft_device_delta_exchange(on.device, on.stream, jobs, 1, &notes, &on.error),
+                     REFIT_ERR_UNSUPPORTED);
+    assert_int_equal(rft_device_delta_apply(on.device, on.stream, jobs, 1, &on.error),
+                     REFIT_ERR_UNSUPPORTED);
 }
 
 TEST(arguments_that_make_no_sense_are_refused)

@@ -19,6 +19,7 @@ static struct fake_figures {
     uint64_t calls[FAKE_SYMBOLS];
     uint64_t legacy[FAKE_SYMBOLS];
     uint64_t pageable;
+    uint64_t link; /* bytes */
     uint64_t batch;
     unsigned violations;
     char violation[256];
@@ -146,6 +147,11 @@ void fake_count_legacy(const fake_call *call)
     figures.legacy[call->symbol]++;
 }
 
+void fake_count_link(uint64_t bytes)
+{
+    figures.link += bytes;
+}
+
 void fake_count_pageable(void)
 {
     figures.pageable++;
@@ -180,6 +186,14 @@ FAKE_EXPORTED uint64_t fake_cuda_calls(const char *symbol)
 FAKE_EXPORTED uint64_t fake_cuda_legacy_calls(const char *symbol)
 {
     return sum_of(figures.legacy, symbol);
+}
+
+FAKE_EXPORTED uint64_t fake_cuda_link_bytes(void)
+{
+    fake_lock();
+    uint64_t bytes = figures.link;
+    fake_unlock();
+    return bytes;
 }
 
 FAKE_EXPORTED uint64_t fake_cuda_pageable_copies(void)

@@ -90,6 +90,7 @@ static rft_cu_result check(const fake_copy *copy, bool *waits)
         *waits = true;
         fake_count_pageable();
     }
+    if (is_on_host(copy->to) != is_on_host(copy->from)) fake_count_link(copy->bytes);
     *waits = *waits || (is_on_host(copy->to) && is_on_host(copy->from));
     return RFT_CU_SUCCESS;
 }

@@ -102,6 +102,8 @@ uint64_t fake_cuda_calls(const char *symbol); /* NULL: all */
 uint64_t fake_cuda_legacy_calls(const char *symbol);
 /* Copies from or to host memory that is not registered. */
 uint64_t fake_cuda_pageable_copies(void);
+/* Bytes of copies between host memory and a device's. */
+uint64_t fake_cuda_link_bytes(void);
 /* The most descriptors that a batch had. */
 uint64_t fake_cuda_batch_most(void);
 

@@ -8,6 +8,7 @@
 
 #include "fake_stream.h"
 #include "kernels/cast.h"
+#include "kernels/delta_exchange.h"
 #include "kernels/delta_job.h"
 #include "kernels/digest.h"
 #include "kernels/master.h"
@@ -203,10 +204,35 @@ static bool master_uses(const fake_op *op, uint64_t base, uint64_t bytes)
     return master_split_uses(op, base, bytes) || fake_meets(op->numbers[5], 8, base, bytes);
 }
 
+/* The bytes of a job's block. */
+static uint64_t delta_bytes(const rft_delta_job *job)
+{
+    return (uint64_t)job->shape.elements * job->shape.width;
+}
+
+/* A block as it was noted whole. */
+static bool delta_restore(int device, rft_delta_job *job)
+{
+    uint64_t bytes = delta_bytes(job);
+    void *block = fake_reach_mapped(device, job->after, bytes, true);
+    const void *from = fake_reach_mapped(device, job->coded, bytes, false);
+    if (block == NULL || from == NULL) return false;
+    fake_touch();
+    memcpy(block, from, bytes);
+    fake_touched();
+    job->good = 1;
+    return true;
+}
+
 /* One job, at addresses that the GPU reaches; false: one of them is none. */
 static bool delta_do(int device, rft_delta_job *job, bool encodes)
 {
-    uint64_t bytes = (uint64_t)job->shape.elements * job->shape.width;
+    uint64_t bytes = delta_bytes(job);
+    if (!encodes && job->whole != 0) return delta_restore(device, job);
+    if (!encodes && job->entry.changed == 0) { /* brings back nothing */
+        job->good = 0;
+        return true;
+    }
     uint64_t coded_bytes = encodes ? rft_delta_bound(job->shape) : job->entry.total;
     unsigned char *after = fake_reach_mapped(device, job->after, bytes, !encodes);
     unsigned char *coded = fake_reach_mapped(device, job->coded, coded_bytes, encodes);
@@ -246,6 +272,87 @@ static rft_cu_result delta_apply_run(fake_op *op)
     return delta_run(op, false);
 }
 
+/* Where the notes of exchanges go, at addresses that the GPU reaches and those of its own. */
+typedef struct fake_notes {
+    uint64_t at; /* 0: nothing is noted */
+    unsigned char *memory, *used;
+    uint64_t room;
+} fake_notes;
+
+/* `note` of `bytes` is what the block was, which is `now` from now on. */
+static void delta_put(const fake_notes *notes, rft_delta_job *job, unsigned char *block,
+                      const unsigned char *now, const unsigned char *note, uint64_t bytes)
+{
+    uint64_t used = 0, taken = (bytes + 15) / 16 * 16;
+    if (notes->at != 0 && bytes > 0) {
+        memcpy(&used, notes->used, sizeof used);
+        uint64_t after = used + taken;
+        memcpy(notes->used, &after, sizeof after);
+    }
+    job->good = notes->at == 0 || used + taken <= notes->room;
+    if (job->good && notes->at != 0 && bytes > 0) {
+        memcpy(notes->memory + used, note, bytes);
+        job->coded = notes->at + used;
+    }
+    if (job->good) memcpy(block, now, delta_bytes(job));
+    if (job->good) return;
+    job->entry = (rft_delta_entry){0};
+    job->whole = 0;
+    job->coded = 0;
+}
+
+static bool delta_exchange_one(int device, const fake_notes *notes, rft_delta_job *job)
+{
+    uint64_t bytes = delta_bytes(job);
+    job->shape.kind = RFT_DELTA_RAW;
+    unsigned char *block = fake_reach_mapped(device, job->after, bytes, true);
+    const unsigned char *from = fake_reach_mapped(device, job->before, bytes, false);
+    if (block == NULL || from == NULL) return false;
+    unsigned char *now = fake_new(bytes), *note = fake_new(rft_delta_bound(job->shape));
+    fake_touch();
+    memcpy(now, block, bytes);
+    bool coded = rft_delta_exchange(job->shape, now, from, note, &job->entry);
+    job->whole = !coded && job->entry.changed > 0;
+    if (job->whole) job->entry = (rft_delta_entry){.changed = job->entry.changed};
+    delta_put(notes, job, block, now, note, coded ? job->entry.total : job->whole ? bytes : 0);
+    fake_touched();
+    free(now);
+    free(note);
+    return true;
+}
+
+/* Arguments: jobs, count, memory, room, used. */
+static rft_cu_result delta_exchange_run(fake_op *op)
+{
+    const uint64_t *at = op->numbers;
+    uint64_t count = (uint32_t)at[1];
+    fake_notes notes = {.at = at[2], .room = at[3]};
+    if (count == 0) return RFT_CU_SUCCESS;
+    if (at[0] % 8 != 0 || at[2] % 16 != 0) return RFT_CU_MISALIGNED_ADDRESS;
+    unsigned char *table =
+        fake_reach_mapped(op->device, at[0], count * sizeof(rft_delta_job), true);
+    if (notes.at != 0) {
+        notes.memory = fake_reach_mapped(op->device, at[2], at[3], true);
+        notes.used = fake_reach_mapped(op->device, at[4], sizeof(uint64_t), true);
+        if (notes.memory == NULL || notes.used == NULL) return RFT_CU_ILLEGAL_ADDRESS;
+    }
+    for (uint64_t i = 0; table != NULL && i < count; i++) {
+        rft_delta_job job;
+        memcpy(&job, table + i * sizeof job, sizeof job);
+        if (!delta_exchange_one(op->device, &notes, &job)) return RFT_CU_ILLEGAL_ADDRESS;
+        memcpy(table + i * sizeof job, &job, sizeof job);
+    }
+    return table == NULL ? RFT_CU_ILLEGAL_ADDRESS : RFT_CU_SUCCESS;
+}
+
+static bool delta_exchange_uses(const fake_op *op, uint64_t base, uint64_t bytes)
+{
+    const uint64_t *at = op->numbers;
+    return fake_meets(at[0], (uint32_t)at[1] * sizeof(rft_delta_job), base, bytes) ||
+           fake_meets(at[2], at[3], base, bytes) ||
+           fake_meets(at[4], sizeof(uint64_t), base, bytes);
+}
+
 /* What the jobs name is not known before they run. */
 static bool delta_uses(const fake_op *op, uint64_t base, uint64_t bytes)
 {
@@ -262,6 +369,7 @@ static const kernel_kind kinds[] = {
     {"rft_master_list_kernel", 6, {8, 8, 8, 8, 4, 8}, master_list_run, master_uses},
     {"rft_master_join_kernel", 7, {8, 8, 8, 8, 4, 8, 4}, master_join_run, master_uses},
     {"rft_delta_encode_kernel", 2, {8, 4}, delta_encode_run, delta_uses},
+    {"rft_delta_exchange_kernel", 5, {8, 4, 8, 8, 8}, delta_exchange_run, delta_exchange_uses},
     {"rft_delta_apply_kernel", 2, {8, 4}, delta_apply_run, delta_uses},
 };
 

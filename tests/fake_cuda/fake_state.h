@@ -188,6 +188,7 @@ void fake_set_in_callback(bool on);
 void fake_calls_reset(void);
 void fake_count_legacy(const fake_call *call);
 void fake_count_pageable(void);
+void fake_count_link(uint64_t bytes);
 void fake_count_batch(size_t count);
 
 /* ---- fake_script.c */

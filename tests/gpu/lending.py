@@ -2,7 +2,8 @@
 
 The trainer steps a model and publishes it; engines in processes of their own load each version and
 answer with its bits. What is lent takes no memory besides the weights, what is freed and allocated
-again is read where it lies now, and an engine that is killed in the middle costs a version.
+again is read where it lies now, and an engine that is killed in the middle costs a version. A
+version that is applied in place is taken back bit for bit where the engine refuses it.
 
 Ends with 77 where PyTorch sees no GPU or is not there, and with 1 if a scene has failed; the others
 are played all the same. With --device cpu it proves itself on a machine without a GPU: versions
@@ -15,6 +16,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from contextlib import contextmanager
 
 import refit
@@ -72,6 +74,15 @@ def bits_of(model):
 # ---- An engine, in a process of its own
 
 
+def refuse(update, model, pipe):
+    """Answers with the bits of the version, and of what there is once it was refused."""
+    with update:
+        update.apply()
+        applied = bits_of(model)
+        update.refuse("as the scene wants it", kept=True)
+    pipe.send((update.version, applied, bits_of(model)))
+
+
 def work(device, endpoint, name, pipe, options):
     model = Model(device, seed=0)
     if options.get("halved"):
@@ -83,6 +94,9 @@ def work(device, endpoint, name, pipe, options):
     pipe.send("there")
     with subscriber:
         for update in subscriber:
+            if options.get("refuse_at") == update.version:
+                refuse(update, model, pipe)
+                continue
             with update:
                 if options.get("stop_at") == update.version:
                     views = [tensor for _, tensor in update.tensors()]
@@ -259,6 +273,76 @@ def an_engine_killed_while_it_reads_costs_a_version(device):
         assert bits == bits_of(model)
 
 
+def a_version_that_the_engine_refuses_is_taken_back(device):
+    """Applied in place, from what is lent."""
+    model = Model(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    with trainer(device) as publisher:
+        engine = Engine(device, publisher.endpoint, "one", bind=True, refuse_at=3)
+        publisher.wait_workers(1, WAIT_S)
+        for version in range(1, 3):
+            step(model, optimizer)
+            publisher.publish(model.state_dict())
+            expect(engine, model, version, device)
+        held = bits_of(model)
+        step(model, optimizer)
+        try:
+            publisher.publish(model.state_dict())
+        except refit.PeerError:
+            pass
+        else:
+            raise AssertionError("a version that was refused counts as applied")
+        assert engine.answer() == (3, bits_of(model), held), "other bits were applied or put back"
+        publisher.wait_workers(1, WAIT_S)
+        step(model, optimizer)
+        publisher.publish(model.state_dict())
+        expect(engine, model, 4, device)
+
+
+def time_applies(device, endpoint, pipe, sizes):
+    """An engine that applies each version; it refuses the third."""
+    weights = {f"w{i}": torch.zeros(n, device=device, dtype=torch.bfloat16) for i, n in sizes}
+    given = {} if on_gpu(device) else {"device": None}
+    with refit.Subscriber(endpoint, worker="one", timeout=WAIT_S, **given) as subscriber:
+        subscriber.bind(weights)
+        pipe.send("there")
+        for update in subscriber:
+            with update:
+                update.apply()
+                applied = subscriber.stats()["receive_apply_seconds_last"]
+                began = time.perf_counter()
+                if update.version == 3:
+                    update.refuse("to be timed", kept=True)
+                pipe.send((applied, time.perf_counter() - began))
+
+
+def what_an_apply_takes(device):
+    """1 % of the elements change; nothing is asserted of the time."""
+    sizes = [(i, 5_000_000 if on_gpu(device) else 5_000) for i in range(300)]
+    weights = {f"w{i}": torch.randn(n, device=device).bfloat16() for i, n in sizes}
+    pipe, theirs = PROCESSES.Pipe()
+    with trainer(device) as publisher:
+        arguments = (device, publisher.endpoint, theirs, sizes)
+        engine = PROCESSES.Process(target=time_applies, args=arguments, daemon=True)
+        engine.start()
+        assert pipe.poll(WAIT_S), "the engine does not start"
+        assert pipe.recv() == "there"
+        publisher.wait_workers(1, WAIT_S)
+        for version in range(1, 4):
+            try:
+                publisher.publish(weights)
+            except refit.PeerError:
+                assert version == 3
+            assert pipe.poll(WAIT_S), "the engine does not answer"
+            applied, refused = pipe.recv()
+            for one in weights.values():
+                picked = torch.rand(one.shape, device=device) < 0.01
+                one.copy_(torch.where(picked, -one, one))
+        mib = sum(2 * n for _, n in sizes) / MIB
+        print(f"    {mib:.0f} MiB, 1 % changed: applied in {1e3 * applied:.1f} ms", end=", ")
+        print(f"taken back in {1e3 * refused:.1f} ms")
+
+
 def kill_once_open(engine):
     assert engine.answer()[0] == "open"
     engine.kill()
@@ -274,6 +358,8 @@ SCENES = {
         more_copies_than_allowed_are_streamed,
         more_than_a_bound_engine_may_have_goes_over_the_host,
         an_engine_killed_while_it_reads_costs_a_version,
+        a_version_that_the_engine_refuses_is_taken_back,
+        what_an_apply_takes,
     )
 }
 

@@ -5,6 +5,7 @@
 
 #include "device/cuda/cuda_kernels.h"
 #include "kernels/cast.h"
+#include "kernels/delta_exchange.h"
 #include "kernels/delta_job.h"
 #include "kernels/digest.h"
 #include "kernels/master.h"
@@ -462,6 +463,77 @@ GPU_TEST(delta_codes_and_applies_as_the_twin)
         make_jobs(&batch);
         encode_once(&batch);
         apply_once(&batch);
+    }
+}
+
+/* ---- Exchanging: notes in the upper half, how much of it is used after the table */
+
+static uint64_t exchange_blocks(delta_batch *batch, uint64_t room)
+{
+    uint64_t used = 0;
+    unsigned char *count = (unsigned char *)on.table + sizeof batch->jobs;
+    test_write(on.device, on.table, batch->jobs, sizeof batch->jobs);
+    test_write(on.device, count, &used, sizeof used);
+    LAUNCH(delta_exchange, (uintptr_t)on.table, JOBS, room == 0 ? 0 : device_address(ROOM / 2),
+           room, (uintptr_t)count);
+    wait();
+    test_read(on.device, batch->jobs, on.table, sizeof batch->jobs);
+    test_read(on.device, &used, count, sizeof used);
+    return used;
+}
+
+/* What the twin makes of the block and notes of it, in the twin's memory too. */
+static void check_exchanged(const rft_delta_job *job)
+{
+    static unsigned char note[RFT_DELTA_ELEMENTS * 8];
+    rft_delta_entry entry;
+    uint64_t bytes = (uint64_t)job->shape.elements * job->shape.width;
+    bool coded =
+        rft_delta_exchange(job->shape, twin_of(job->after), twin_of(job->before), note, &entry);
+    bool whole = !coded && entry.changed > 0;
+    assert_int_equal(job->whole, whole);
+    assert_int_equal(job->entry.changed, entry.changed);
+    if (coded) assert_memory_equal(&job->entry, &entry, sizeof entry);
+    if (job->coded >= device_address(ROOM / 2) && entry.changed > 0)
+        memcpy(twin_of(job->coded), note, whole ? bytes : entry.total);
+}
+
+/* All of the lower half is compared, and each note. */
+static void exchange_once(uint64_t room)
+{
+    static delta_batch batch;
+    static unsigned char old[ROOM / 2];
+    uint32_t done = 0;
+    fill();
+    make_jobs(&batch);
+    for (uint32_t i = 0; i < JOBS; i++)
+        batch.jobs[i].coded = 0;
+    test_write(on.device, on.there, on.there_twin, ROOM);
+    memcpy(old, on.there_twin, sizeof old);
+    uint64_t used = exchange_blocks(&batch, room);
+    for (uint32_t i = 0; i < JOBS; i++) {
+        const rft_delta_job *job = &batch.jobs[i];
+        done += job->good;
+        if (!job->good) continue;
+        check_exchanged(job);
+        if (room == 0 || job->entry.changed == 0) continue;
+        assert_device_equal(on.device, (void *)(uintptr_t)job->coded, twin_of(job->coded),
+                            job->whole ? (uint64_t)job->shape.elements * job->shape.width
+                                       : job->entry.total);
+    }
+    assert_int_equal(done == JOBS, used <= room);
+    assert_device_equal(on.device, on.there, on.there_twin, ROOM / 2);
+    if (room == 0) return;
+    run_jobs(&batch, false);
+    assert_device_equal(on.device, on.there, old, ROOM / 2);
+}
+
+GPU_TEST(delta_exchanges_as_the_twin_and_brings_back)
+{
+    for (int round = 0; round < 6; round++) {
+        exchange_once(ROOM / 2);
+        exchange_once(20000 + below(200000));
+        exchange_once(0);
     }
 }
 

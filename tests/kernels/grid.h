@@ -77,9 +77,9 @@ static inline void atomicMax(unsigned *word, unsigned value)
     }
 }
 
-static inline void atomicAdd(unsigned long long *sum, unsigned long long part)
+static inline unsigned long long atomicAdd(unsigned long long *sum, unsigned long long part)
 {
-    (void)__atomic_fetch_add(sum, part, __ATOMIC_RELAXED);
+    return __atomic_fetch_add(sum, part, __ATOMIC_RELAXED);
 }
 
 #endif

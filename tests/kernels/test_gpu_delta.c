@@ -3,13 +3,14 @@
  * refuses what the C twins do, bit for bit.
  */
 #include "kernels/delta.h"
+#include "kernels/delta_exchange.h"
 #include "tests/kernels/grid.h"
 #include "tests/kernels/random_bytes.h"
 #include "tests/support/test.h"
 
 /* The kernels themselves. */
 #include "kernels/delta_apply.cu"
-#include "kernels/delta_encode.cu"
+#include "kernels/delta_exchange.cu"
 
 #define JOBS 5u
 
@@ -178,6 +179,123 @@ TEST(whole_blocks_are_equal)
 TEST(same_blocks_are_nothing)
 {
     check_batch(100, 0, 1, 32);
+}
+
+/* ---- Exchanging */
+
+typedef struct exchange {
+    rft_delta_job jobs[JOBS];
+    rft_delta_notes notes;
+    uint64_t used;
+} exchange;
+
+static void do_exchange(void *user)
+{
+    exchange *on = user;
+    rft_delta_exchange_kernel(on->jobs, JOBS, on->notes.memory, on->notes.room, on->notes.used);
+}
+
+/* A batch's blocks `after` become as those `before`. Room for no more than `room` bytes of notes.
+ */
+static void open_exchange(const batch *all, uint64_t room, exchange *on)
+{
+    *on = (exchange){.notes = {.room = room, .used = NULL}};
+    on->notes.memory = room == 0 ? NULL : aligned_alloc(16, (room + 15) / 16 * 16);
+    for (uint32_t i = 0; i < JOBS; i++)
+        on->jobs[i] = all->jobs[i];
+}
+
+/* What the twin notes of one block, in `out`, and how many bytes. The block is the caller's copy.
+ */
+static size_t twin_note(const rft_delta_job *job, unsigned char *block, unsigned char *out,
+                        rft_delta_entry *entry, bool *whole)
+{
+    bool coded =
+        rft_delta_exchange(job->shape, block, (const void *)(uintptr_t)job->before, out, entry);
+    *whole = !coded && entry->changed > 0;
+    return coded ? entry->total : *whole ? (size_t)job->shape.elements * job->shape.width : 0;
+}
+
+/* Returns whether the job was done: there was room for its note. */
+static bool check_exchanged(const batch *all, const exchange *on, uint32_t i,
+                            const unsigned char *old)
+{
+    const rft_delta_job *job = &on->jobs[i];
+    size_t bytes = bytes_of(all, i);
+    const unsigned char *now = all->after[i] + all->aside[i];
+    if (!job->good) {
+        assert_memory_equal(now, old, bytes);
+        assert_int_equal(job->entry.changed, 0);
+        assert_int_equal(job->whole, 0);
+        return false;
+    }
+    bool whole;
+    rft_delta_entry entry;
+    unsigned char *block = take_copy(old, bytes), *out = take(rft_delta_bound(job->shape));
+    size_t noted = twin_note(job, block, out, &entry, &whole);
+    assert_memory_equal(now, block, bytes);
+    assert_int_equal(job->whole, whole);
+    assert_int_equal(job->entry.changed, entry.changed);
+    if (on->notes.memory != NULL && noted > 0) {
+        if (!whole) assert_memory_equal(&job->entry, &entry, sizeof entry);
+        assert_int_equal(job->coded % 16, 0);
+        assert_in_range(job->coded - (uintptr_t)on->notes.memory, 0, on->notes.room - noted);
+        assert_memory_equal((const void *)(uintptr_t)job->coded, out, noted);
+    }
+    free(block);
+    free(out);
+    return true;
+}
+
+/* Blocks are exchanged, as many as there is room for, and brought back. */
+static void run_exchange(uint32_t elements, uint32_t share, uint64_t room, unsigned threads)
+{
+    batch all;
+    exchange on;
+    uint32_t done = 0;
+    unsigned char *old[JOBS];
+    open_batch(&all, elements, share);
+    open_exchange(&all, room, &on);
+    on.notes.used = &on.used;
+    for (uint32_t i = 0; i < JOBS; i++)
+        old[i] = take_copy(all.after[i] + all.aside[i], bytes_of(&all, i));
+    grid_launch(2, 1, threads, do_exchange, &on);
+    for (uint32_t i = 0; i < JOBS; i++)
+        done += check_exchanged(&all, &on, i, old[i]);
+    if (room == 0) assert_int_equal(on.used, 0);
+    assert_int_equal(done == JOBS, on.used <= room);
+    for (uint32_t round = 0; room > 0 && round < 2; round++) { /* idempotent */
+        grid_launch(3, 1, threads, do_apply, on.jobs);
+        for (uint32_t i = 0; i < JOBS; i++)
+            assert_memory_equal(all.after[i] + all.aside[i], old[i], bytes_of(&all, i));
+    }
+    for (uint32_t i = 0; i < JOBS; i++)
+        free(old[i]);
+    free(on.notes.memory);
+    close_batch(&all);
+}
+
+TEST(blocks_are_exchanged_and_brought_back_as_by_the_twin)
+{
+    static const uint32_t shares[] = {0, 1, 2, 3, 9, 150, 900};
+    for (uint32_t i = 0; i < COUNT_OF(shares); i++) {
+        run_exchange(3001 + 7 * i, shares[i], 1 << 20, 32 + 32 * (i % 3));
+        run_exchange(3 + 9 * i, shares[i], 1 << 20, 32);
+    }
+    run_exchange(RFT_DELTA_ELEMENTS, 100, 2 << 20, 256);
+    run_exchange(RFT_DELTA_ELEMENTS, 1, 2 << 20, 256);
+}
+
+TEST(blocks_without_room_for_a_note_stay)
+{
+    for (uint64_t room = 16; room < 60000; room += room / 2)
+        run_exchange(3000, room % 3 == 0 ? 1 : 30, room, 64);
+}
+
+TEST(without_memory_for_notes_blocks_are_only_written)
+{
+    for (uint32_t share = 0; share < 200; share += 1 + share / 2)
+        run_exchange(2999, share, 0, 64);
 }
 
 /* The result is the twin's; a block that is refused stays as it was. */

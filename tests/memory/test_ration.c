@@ -59,6 +59,19 @@ TEST(what_was_not_used_can_be_taken_again)
     assert_ok(rft_ration_take(&ration, 0, NULL));
 }
 
+TEST(never_more_is_granted_than_the_budget_in_all)
+{
+    rft_ration ration = {.budget = 3 * KIB};
+    free_bytes = UINT64_MAX;
+    assert_ok(rft_ration_take(&ration, 2 * KIB, NULL));
+    assert_refused(rft_ration_take(&ration, 2 * KIB, error), REFIT_ERR_BUDGET,
+                   "offload.budget_bytes is 3072");
+    assert_ok(rft_ration_take(&ration, KIB, NULL));
+    assert_int_equal(rft_ration_take(&ration, 1, NULL), REFIT_ERR_BUDGET);
+    rft_ration_return(&ration, 2 * KIB);
+    assert_ok(rft_ration_take(&ration, 2 * KIB, NULL));
+}
+
 int main(void)
 {
     return test_run("ration");

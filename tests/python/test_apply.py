@@ -27,6 +27,12 @@ def snapshot(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in module.state_dict().items()}
 
 
+def hold(update: Update) -> None:
+    """The engine has this version, loaded in another way: there is one to go back to."""
+    with update:
+        pass
+
+
 def apply_and_fail(update: Update) -> None:
     with update:
         update.apply()
@@ -50,6 +56,7 @@ def test_an_exception_in_the_block_puts_the_old_weights_back(trainer: Trainer) -
     engine = model(0)
     before = snapshot(engine)
     trainer.subscriber.bind(engine)
+    hold(trainer.offer(engine.state_dict()))
     with pytest.raises(KeyError):
         apply_and_fail(trainer.offer(model(1).state_dict()))
     assert same(snapshot(engine), before)
@@ -63,11 +70,27 @@ def test_an_exception_in_the_block_puts_the_old_weights_back(trainer: Trainer) -
     assert same(snapshot(engine), snapshot(model(2)))
 
 
+def test_before_the_first_version_there_is_nothing_to_go_back_to(trainer: Trainer) -> None:
+    engine = model(0)
+    trainer.subscriber.bind(engine)
+    with pytest.raises(KeyError):
+        apply_and_fail(trainer.offer(model(1).state_dict()))
+    assert same(snapshot(engine), snapshot(model(1)))
+    assert trainer.subscriber.stats()["receive_rollbacks"] == 0
+    update = trainer.offer(model(2).state_dict())
+    with pytest.raises(StateError, match="hold no version whole"):
+        update.accept()
+    with update:
+        update.apply()
+    assert same(snapshot(engine), snapshot(model(2)))
+
+
 @pytest.mark.parametrize("how", ["refuse", "close", "subscriber"])
 def test_what_is_not_accepted_was_never_there(trainer: Trainer, how: str) -> None:
     engine = model(0)
     before = snapshot(engine)
     trainer.subscriber.bind(engine)
+    hold(trainer.offer(engine.state_dict()))
     update = trainer.offer(model(1).state_dict())
     update.apply()
     {"refuse": update.refuse, "close": update.close, "subscriber": trainer.subscriber.close}[how]()
@@ -277,6 +300,7 @@ def test_bound_tensors_of_other_type_are_converted_like_pytorch(
     engine = {"w": torch.randn(weights["w"].shape).to(to)}
     before = engine["w"].clone()
     trainer.subscriber.bind(engine, cast=True)
+    hold(trainer.offer(weights))
     with pytest.raises(KeyError):
         apply_and_fail(trainer.offer(weights))
     assert torch.equal(bits(engine["w"]), bits(before))

@@ -141,6 +141,9 @@ static void run_pair(refit_dtype from, refit_dtype to, bool on_gpu, bool verify,
     fit_open(&fit, on_gpu, verify, &tensor, 1);
     assert_ok(refit_subscriber_bind(fit.subscriber, &destination, 1, NULL));
     fit_offer(&fit);
+    assert_ok(refit_update_accept(fit.update, NULL)); /* as if the engine had it */
+    fit_end(&fit);
+    fit_offer(&fit);
     apply(&fit, &where);
     apply(&fit, &where);
     assert_ok(refit_update_refuse(fit.update, NULL, 0, NULL));

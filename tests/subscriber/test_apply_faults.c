@@ -189,9 +189,14 @@ BOUND_TEST(unbinding_takes_back_what_is_torn_or_does_not_unbind)
 BOUND_TEST(what_could_not_be_applied_is_not_accepted)
 {
     uint32_t left;
-    refit_update *update = bound_take_second(it, false);
+    bound_begin(it, false);
     assert_ok(refit_subscriber_unbind(it->pair.subscriber, NULL));
     assert_ok(refit_subscriber_bind(it->pair.subscriber, it->engine.list, 4, NULL));
+    refit_update *update = bound_take(it, 0, 0);
+    assert_ok(refit_update_apply(update, &left, NULL));
+    bound_accept(it, update);
+    engine_save(&it->engine);
+    update = bound_take(it, 1, 1);
     assert_ok(refit_update_apply(update, &left, NULL));
     assert_int_equal(refit_update_apply(update, NULL, NULL), REFIT_ERR_NOT_FOUND);
     assert_true(engine_is_as_saved(&it->engine));

@@ -49,11 +49,11 @@ static faulty_device *faulty_of(refit_device *device)
 static const char *slot_name(faulty_slot slot)
 {
     static const char *const names[FAULTY_SLOTS] = {
-        "memory_alloc", "memory_free", "reserve",       "commit",        "decommit",
-        "host_pin",     "stream_open", "stream_close",  "stream_call",   "copy_batch",
-        "zero",         "event_open",  "event_record",  "event_join",    "event_wait",
-        "digest",       "digest_copy", "master_encode", "master_decode", "share_export",
-        "share_map",
+        "memory_alloc", "memory_free",  "reserve",       "commit",        "decommit",
+        "host_pin",     "stream_open",  "stream_close",  "stream_call",   "copy_batch",
+        "zero",         "event_open",   "event_record",  "event_join",    "event_wait",
+        "digest",       "digest_copy",  "master_encode", "master_decode", "delta_exchange",
+        "delta_apply",  "share_export", "share_map",
     };
     return names[slot];
 }
@@ -275,6 +275,23 @@ static refit_status faulty_master_decode(void *self, refit_stream_ref stream,
     return rft_device_master_decode(faulty->inner, stream, job, error);
 }
 
+static refit_status faulty_delta_exchange(void *self, refit_stream_ref stream, rft_delta_job *jobs,
+                                          uint32_t count, const rft_delta_notes *notes,
+                                          refit_error *error)
+{
+    faulty_device *faulty = self;
+    MEET(faulty, FAULTY_DELTA_EXCHANGE, error);
+    return rft_device_delta_exchange(faulty->inner, stream, jobs, count, notes, error);
+}
+
+static refit_status faulty_delta_apply(void *self, refit_stream_ref stream, rft_delta_job *jobs,
+                                       uint32_t count, refit_error *error)
+{
+    faulty_device *faulty = self;
+    MEET(faulty, FAULTY_DELTA_APPLY, error);
+    return rft_device_delta_apply(faulty->inner, stream, jobs, count, error);
+}
+
 static refit_status faulty_share_export(void *self, const void *memory, uint64_t bytes,
                                         rft_share *out, refit_error *error)
 {
@@ -484,6 +501,8 @@ static const rft_device_ops faulty_ops = {
     .cast_bf16 = faulty_cast_bf16,
     .master_encode = faulty_master_encode,
     .master_decode = faulty_master_decode,
+    .delta_exchange = faulty_delta_exchange,
+    .delta_apply = faulty_delta_apply,
     .share_export = faulty_share_export,
     .share_map = faulty_share_map,
     .share_unmap = faulty_share_unmap,

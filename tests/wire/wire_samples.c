@@ -163,6 +163,7 @@ static const field FIELDS[] = {
     NUMBER(BEAT, beat.held.version, 0, UINT64_MAX),
     DIGEST(BEAT, beat.held.digest, 0xff),
     NUMBER(BEAT, beat.staged, 0, UINT64_MAX),
+    NUMBER(BEAT, beat.pieces, 0, 1),
 
     NUMBER(BYE, bye.code, 0, UINT32_MAX),
     TEXT(BYE, bye.reason),

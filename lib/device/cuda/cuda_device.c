@@ -72,6 +72,7 @@ static void cuda_caps(void *self, rft_device_caps *caps)
                               .needs_pinned = true,
                               .digests = cuda->kernels != NULL,
                               .masters = cuda->kernels != NULL,
+                              .deltas = cuda->kernels != NULL,
                               .shares = rft_cuda_can_share(cuda),
                               .batch_most = RFT_CUDA_BATCH_MOST,
                               .numa_node = cuda->facts.numa_node,

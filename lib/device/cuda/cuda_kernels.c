@@ -33,6 +33,7 @@ typedef enum kernel_name {
     MASTER_LIST,
     MASTER_JOIN,
     DELTA_ENCODE,
+    DELTA_EXCHANGE,
     DELTA_APPLY,
     KERNELS,
 } kernel_name;
@@ -45,6 +46,7 @@ static const char *const names[KERNELS] = {[PACK] = "rft_pack_kernel",
                                            [MASTER_LIST] = "rft_master_list_kernel",
                                            [MASTER_JOIN] = "rft_master_join_kernel",
                                            [DELTA_ENCODE] = "rft_delta_encode_kernel",
+                                           [DELTA_EXCHANGE] = "rft_delta_exchange_kernel",
                                            [DELTA_APPLY] = "rft_delta_apply_kernel"};
 
 struct rft_cuda_kernels {
@@ -246,6 +248,17 @@ static refit_status launch_delta(rft_cuda_device *cuda, rft_cu_stream stream, ke
     grid shape = {count_blocks(cuda, count), 1};
     void *arguments[] = {&jobs, &count};
     return launch(cuda, stream, cuda->kernels->all[name], shape, arguments, error);
+}
+
+refit_status rft_cuda_launch_delta_exchange(rft_cuda_device *cuda, rft_cu_stream stream,
+                                            rft_cu_ptr jobs, uint32_t count, rft_cu_ptr memory,
+                                            uint64_t room, rft_cu_ptr used, refit_error *error)
+{
+    RFT_TRY(check_kernels(cuda, error));
+    if (count == 0) return REFIT_OK;
+    grid shape = {count_blocks(cuda, count), 1};
+    void *arguments[] = {&jobs, &count, &memory, &room, &used};
+    return launch(cuda, stream, cuda->kernels->all[DELTA_EXCHANGE], shape, arguments, error);
 }
 
 refit_status rft_cuda_launch_delta_encode(rft_cuda_device *cuda, rft_cu_stream stream,
@@ -558,6 +571,28 @@ static refit_status code_masters(rft_cuda_device *cuda, refit_stream_ref stream,
     return rft_cuda_work_end(cuda, &work, launches(cuda, work.stream, job, error), error);
 }
 
+static refit_status exchange_blocks(rft_cuda_device *cuda, refit_stream_ref stream,
+                                    rft_delta_job *jobs, uint32_t count,
+                                    const rft_delta_notes *notes, refit_error *error)
+{
+    rft_cuda_work work;
+    RFT_TRY(rft_cuda_work_begin(cuda, stream, &work, error));
+    refit_status status = rft_cuda_launch_delta_exchange(cuda, work.stream, (uintptr_t)jobs, count,
+                                                         (uintptr_t)notes->memory, notes->room,
+                                                         (uintptr_t)notes->used, error);
+    return rft_cuda_work_end(cuda, &work, status, error);
+}
+
+static refit_status apply_blocks(rft_cuda_device *cuda, refit_stream_ref stream,
+                                 rft_delta_job *jobs, uint32_t count, refit_error *error)
+{
+    rft_cuda_work work;
+    RFT_TRY(rft_cuda_work_begin(cuda, stream, &work, error));
+    refit_status status =
+        rft_cuda_launch_delta_apply(cuda, work.stream, (uintptr_t)jobs, count, error);
+    return rft_cuda_work_end(cuda, &work, status, error);
+}
+
 /* ---- Slots -----------------------------------------------------------------------------------
  * Each enters the context; the work is done above. */
 
@@ -599,6 +634,21 @@ static refit_status cuda_master_decode(void *self, refit_stream_ref stream,
                      code_masters(cuda, stream, job, rft_cuda_launch_master_decode, error));
 }
 
+static refit_status cuda_delta_exchange(void *self, refit_stream_ref stream, rft_delta_job *jobs,
+                                        uint32_t count, const rft_delta_notes *notes,
+                                        refit_error *error)
+{
+    rft_cuda_device *cuda = self;
+    RFT_CUDA_GUARDED(cuda, error, exchange_blocks(cuda, stream, jobs, count, notes, error));
+}
+
+static refit_status cuda_delta_apply(void *self, refit_stream_ref stream, rft_delta_job *jobs,
+                                     uint32_t count, refit_error *error)
+{
+    rft_cuda_device *cuda = self;
+    RFT_CUDA_GUARDED(cuda, error, apply_blocks(cuda, stream, jobs, count, error));
+}
+
 void rft_cuda_compute_slots(rft_device_ops *ops)
 {
     ops->digest = cuda_digest;
@@ -606,4 +656,6 @@ void rft_cuda_compute_slots(rft_device_ops *ops)
     ops->cast_bf16 = cuda_cast_bf16;
     ops->master_encode = cuda_master_encode;
     ops->master_decode = cuda_master_decode;
+    ops->delta_exchange = cuda_delta_exchange;
+    ops->delta_apply = cuda_delta_apply;
 }

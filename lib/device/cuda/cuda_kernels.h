@@ -16,6 +16,8 @@
  *                            uint64_t elements, uint32_t room, rft_master_result *result,
  *                            uint32_t compares)
  *     rft_delta_encode_kernel(rft_delta_job *jobs, uint32_t count)
+ *     rft_delta_exchange_kernel(rft_delta_job *jobs, uint32_t count, unsigned char *memory,
+ *                               uint64_t room, uint64_t *used)
  *     rft_delta_apply_kernel(rft_delta_job *jobs, uint32_t count)
  *
  * All pointers are addresses that the device can reach, at any alignment but for the entries, the
@@ -59,6 +61,9 @@ refit_status rft_cuda_launch_master_decode(rft_cuda_device *cuda, rft_cu_stream 
                                            const rft_master_job *job, refit_error *error);
 
 /* kernels/delta_job.h. */
+refit_status rft_cuda_launch_delta_exchange(rft_cuda_device *cuda, rft_cu_stream stream,
+                                            rft_cu_ptr jobs, uint32_t count, rft_cu_ptr memory,
+                                            uint64_t room, rft_cu_ptr used, refit_error *error);
 refit_status rft_cuda_launch_delta_encode(rft_cuda_device *cuda, rft_cu_stream stream,
                                           rft_cu_ptr jobs, uint32_t count, refit_error *error);
 refit_status rft_cuda_launch_delta_apply(rft_cuda_device *cuda, rft_cu_stream stream,

@@ -470,7 +470,8 @@ typedef struct refit_destination {
  * overlap is refused. With `cast`, elements of F32, F16 and BF16 are converted to each other, to
  * nearest even; a NaN that gets shorter becomes 0x7FFF. Elements of the destination are what is
  * compared, noted and put back. May be called again only after refit_subscriber_unbind. Each device
- * in the list is in use until then and needs 4 MiB of host memory. Does not block.
+ * in the list is in use until then and needs 4 MiB of host memory. What lies on the GPU of
+ * refit_subscriber_use_device, and is not converted, is written by its kernels. Does not block.
  *
  * Errors:
  * - REFIT_ERR_STATE: bound already
@@ -639,17 +640,23 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_update_find(const refit_update *up
  * close without a decision, puts the old bytes back, and so does this call if it fails. The engine
  * must not use the destinations meanwhile: its work queued on a device's streams must be done
  * before. When the call returns all bytes are there. With broadcast.verify: always they are read
- * once more, and compared with the version's digest. Blocks for the copies.
+ * once more, and compared with the version's digest. What comes from a GPU's memory and is not
+ * converted is always compared, so that a trainer that changes tensors it has lent is noticed
+ * (REFIT_ERR_CORRUPT). Blocks for the copies and kernels, each wait at most
+ * broadcast.stage_timeout_ms.
  *
  * Tied tensors need one destination among them. With `left` NULL every tensor with bytes must have
  * a destination, and every destination a tensor, or nothing is written (REFIT_ERR_NOT_FOUND).
  * Otherwise `*left` is the number of tensors without one, which the caller loads.
  *
- * Where machine or cgroup have no memory for the old bytes, nothing is written; but the first
- * version since the bind is written without notes then, as it replaces none.
+ * Until an update was accepted since the bind, the destinations hold no version: nothing is noted
+ * then, and nothing put back. A failure in the middle, a refusal or a close leaves bytes of the
+ * version in them. From then on only an apply that succeeds makes an accept possible, and a refusal
+ * counts with `kept` 0. The same holds where bytes could not be put back; the sentence says so.
  *
- * If bytes could not be put back either, the sentence says so: from then on only an apply that
- * succeeds makes an accept possible, and a refusal counts with `kept` 0.
+ * Notes count against offload.budget_bytes; those that kernels take lie on their GPU, in at most
+ * broadcast.gpu_bucket_bytes, and what does not fit there on the host. Where there is no memory for
+ * them, what was written is put back.
  *
  * Errors:
  * - REFIT_ERR_STATE: nothing is bound, or the update is decided
@@ -657,8 +664,10 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_update_find(const refit_update *up
  *   differ
  * - REFIT_ERR_NOT_FOUND: see `left`
  * - REFIT_ERR_STALE: the trainer evicted this worker and took the memory for a newer version
- * - REFIT_ERR_HOST_MEMORY, REFIT_ERR_CORRUPT
- * - those of a device's copies
+ * - REFIT_ERR_BUDGET, REFIT_ERR_HOST_MEMORY, REFIT_ERR_DEVICE_MEMORY: there is no memory for notes
+ * - REFIT_ERR_CORRUPT
+ * - REFIT_ERR_TIMEOUT: the GPU's work goes on; the destinations are torn until it has ended
+ * - those of a device's copies and kernels
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_update_apply(refit_update *update, uint32_t *left,
                                                            refit_error *error);
@@ -690,7 +699,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_update_accept(refit_update *update
  * joins again and is offered the current version in full, or, if that was lent, the next one; with
  * 1 it is offered the next one.
  * Applied bytes are put back first; if a device cannot, the call returns that device's error, and
- * the update counts as refused with `kept` 0.
+ * the update counts as refused with `kept` 0. So does one that was applied where no version was
+ * before, and then the call succeeds.
  *
  * Errors:
  * - REFIT_ERR_STATE: it was accepted or refused before

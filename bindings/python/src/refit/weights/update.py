@@ -299,10 +299,11 @@ class Update(Handle):
         every byte back as it was. The engine must not run meanwhile. ``strict`` and what is
         returned are those of ``load_into``. Blocks for the copies. Raises InvalidError (it does not
         fit), StateError (nothing is bound, it is no longer where it was, or the update is decided
-        or closed), StaleError, CorruptError (with broadcast.verify: always), HostMemoryError, and
-        what a GPU reports; the sentence says so if not every byte could be put back. The first
-        version since ``bind`` is written also where there is no memory for the bytes before; then
-        they are lost.
+        or closed), StaleError, CorruptError (the trainer has changed what it lent on a GPU, or with
+        broadcast.verify: always), HostMemoryError or DeviceMemoryError (no memory for the old
+        bytes), and what a GPU reports; the sentence says so if not every byte could be put back.
+        The first version since ``bind`` replaces none: nothing can be put back until one was
+        accepted. Old bytes count against offload.budget_bytes (BudgetError).
         """
         with self._call_lock:
             pointer = self._live
