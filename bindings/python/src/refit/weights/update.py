@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     import numpy
     import torch
 
+    from refit.weights.parts import Parts
+
 
 _TARGET = struct.Struct("@IPQ")  # refit_target
 assert _TARGET.size == ctypes.sizeof(abi.refit_target)
@@ -178,10 +180,24 @@ class Update(Handle):
         into views is not copied. Raises InvalidError, StateError, UnsupportedError (FSDP1, which
         has no parameters of its own), CorruptError (on the trainer's GPU: it changed its weights
         while they were read, and ``target`` holds no version whole), DeadlineError.
+
+        ``target`` may be what ``refit.record`` gave: the version is then written as the recorded
+        loader writes it, and the other arguments do not count. The loader's own ``strict`` was that
+        of the recording: the names that it leaves out are returned. InvalidError for a version of
+        other names, types or shapes, StateError for a model whose tensors lie elsewhere by now.
         """
+        recorded = sys.modules.get("refit.weights.parts")  # else none was made
+        if recorded is not None and isinstance(target, recorded.Parts):
+            return self._load_parts(target, recorded.write)
         views = {view.name: view for view in self.views()}
         plan = load.check(views, target, strict=strict, cast=cast)
         return load.apply(self._copied_to_gpu(plan))
+
+    def _load_parts(self, parts: "Parts", write: Callable[..., None]) -> load.Loaded:
+        parts.check({name: (one.dtype.name, one.shape) for name, one in self._entries.items()})
+        self._lend()  # a copy that fails leaves the model torn
+        write(parts.places(), lambda name: self[name].torch())
+        return parts.left_out
 
     def _copied_to_gpu(self, plan: load.Plan) -> load.Plan:
         """Copies what goes to the engine's GPU as it is, by one call of the C library; the rest of
