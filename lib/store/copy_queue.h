@@ -39,6 +39,12 @@ refit_status rft_copy_queue_copy(rft_copy_queue *queue, void *to, const void *fr
 /* Within the device. */
 refit_status rft_copy_queue_copy_within(rft_copy_queue *queue, void *to, const void *from,
                                         uint64_t bytes, refit_error *error);
+/* Rows that lie apart, to the device's memory. `pinning`: of those on the host, or NULL. */
+refit_status rft_copy_queue_copy_rows(rft_copy_queue *queue, const rft_rows *rows,
+                                      const rft_pinning *pinning, refit_error *error);
+/* Elements of fp32, within the device, to bf16. */
+refit_status rft_copy_queue_cast(rft_copy_queue *queue, uint16_t *to, const float *from,
+                                 uint64_t count, refit_error *error);
 /* The digest of memory of the device that lies `offset` bytes into a whole. Where the device takes
  * none itself, the bytes are fetched piece by piece, and the call waits for that. */
 refit_status rft_copy_queue_digest(rft_copy_queue *queue, const void *memory, uint64_t bytes,

@@ -438,12 +438,25 @@ class refit_destination(Structure):
     ]
 
 
+class refit_box(Structure):
+    __slots__ = ()
+    _fields_ = [
+        ("dtype", c_int),
+        ("rank", c_uint32),
+        ("shape", c_uint64 * 4),
+        ("offset", c_uint64),
+        ("from_strides", c_uint64 * 4),
+        ("to_strides", c_uint64 * 4),
+    ]
+
+
 class refit_target(Structure):
     __slots__ = ()
     _fields_ = [
         ("tensor", c_uint32),
         ("memory", c_void_p),
         ("bytes", c_uint64),
+        ("box", POINTER(refit_box)),
     ]
 
 
