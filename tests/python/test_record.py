@@ -1,6 +1,9 @@
 """Recording an engine's loader: what it copies is learned, and what it computes is refused."""
 
+import ctypes
 import gc
+import itertools
+import operator
 import random
 import threading
 import weakref
@@ -11,7 +14,10 @@ import pytest
 import torch
 from broadcasting import Trainer
 from refit import Parts, record
+from refit._c import dtypes
+from refit._c.library import call, lib
 from refit.errors import InvalidError, StateError, UnsupportedError
+from refit.weights import update as module
 from refit.weights.parts import write
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -174,6 +180,91 @@ def test_versions_are_loaded_by_the_recording(trainer: Trainer) -> None:
             assert update.load_into(parts) == (["cos"], [])
             other.load_weights(update.tensors())
             assert bits(engine) == bits(other)
+
+
+class Library:
+    """Takes the place of refit_update_copy, for an engine in host memory that passes for a GPU's.
+    What it is told is a C structure, as the library reads it."""
+
+    def __init__(self, update: Any, patch: pytest.MonkeyPatch) -> None:
+        self.boxes: list[Any] = []
+        self.wholes = 0
+        self._names = list(update)
+        self._update = update
+        patch.setattr(module, "call", self._call)
+        patch.setattr(module, "cuda_number", lambda tensor: 0)
+        patch.setattr(module, "stream_of", lambda number: 0)
+        update._engine = 0
+
+    def _call(self, function: Any, *rest: Any) -> None:
+        if function is not lib.refit_update_copy:
+            call(function, *rest)
+            return
+        for target in rest[1]:
+            view = self._update[self._names[target.tensor]]
+            if target.box:
+                self._copy(view, target, target.box.contents)
+            else:
+                self.wholes += 1
+                assert target.bytes == view.nbytes
+                ctypes.memmove(target.memory, bytes(view.bytes), view.nbytes)
+
+    def _copy(self, view: Any, target: Any, box: Any) -> None:
+        self.boxes.append(box)
+        assert dtypes.by_number(box.dtype).name == view.dtype
+        shape, width = tuple(box.shape[: box.rank]), dtypes.by_name(view.dtype).bits // 8
+        steps = {side: getattr(box, side)[: box.rank] for side in ("from_strides", "to_strides")}
+        for at in itertools.product(*map(range, shape)):
+            source = box.offset + sum(map(operator.mul, at, steps["from_strides"]))
+            place = width * sum(map(operator.mul, at, steps["to_strides"]))
+            assert place + width <= target.bytes
+            one = bytes(view.bytes[width * source : width * (source + 1)])
+            ctypes.memmove(target.memory + place, one, width)
+
+
+def test_on_a_gpu_one_call_copies_all_that_is_rows(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, other = Engine(rank=1, size=2), Engine(rank=1, size=2)
+    other.load_state_dict(engine.state_dict())
+    parts = record(engine.load_weights, checkpoint())
+    with trainer.offer(checkpoint()) as update:
+        told = Library(update, monkeypatch)
+        update.load_into(parts)
+        other.load_weights(update.tensors())
+    assert bits(engine) == bits(other)
+    transposed = 2 * EXPERTS
+    assert told.wholes == 1  # the norm
+    assert len(told.boxes) == len(parts) - 2 - transposed  # without the padding
+
+
+def test_conversions_are_of_rows_where_the_version_is_on_the_gpu() -> None:
+    parts = record(Engine(size=2).load_weights, checkpoint(torch.float32))
+    fp32 = dtypes.by_name("F32")
+    assert not any(part.rows(fp32, False) for part in parts.parts)
+    told = {part.source: part.rows(fp32, True) for part in parts.parts}
+    assert told["0.q"] is not None
+    assert (told["0.q"].dtype.name, told["0.q"].nbytes) == ("BF16", 2 * HEADS // 2 * H)
+    assert told["0.o"] is None  # columns
+    assert told["0.experts.0.down"] is None
+
+
+def test_where_a_gpu_takes_no_parts_pytorch_copies(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise UnsupportedError("this device takes no digests")
+
+    engine, other = Engine(), Engine()
+    other.load_state_dict(engine.state_dict())
+    parts = record(engine.load_weights, checkpoint())
+    with trainer.offer(checkpoint()) as update:
+        monkeypatch.setattr(Library, "_call", refuse)
+        Library(update, monkeypatch)
+        update.load_into(parts)
+        monkeypatch.undo()
+        other.load_weights(update.tensors())
+    assert bits(engine) == bits(other)
 
 
 def test_a_version_of_another_kind_changes_nothing(trainer: Trainer) -> None:

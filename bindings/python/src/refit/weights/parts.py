@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from refit._c import dtypes
 from refit._c.waiting import interrupts_held
 from refit.errors import InvalidError, StateError
 from refit.weights.load import Loaded, listed
@@ -61,11 +62,48 @@ class Part(NamedTuple):
         place = torch.empty(0, dtype=self.target_dtype, device=storage.device)
         return place.set_(storage, self.target_offset, self.shape, self.target_strides)
 
+    def rows(self, dtype: dtypes.Dtype, converts: bool) -> "Rows | None":
+        """The part as the C library takes it, of a tensor of this type; None: it does not."""
+        alike = self.source_dtype == self.target_dtype
+        bits = 8 * self.source_dtype.itemsize
+        target = dtype if alike and dtype.bits == bits else None
+        bare = (self.source_dtype, self.target_dtype) == (torch.float32, torch.bfloat16)
+        if bare and converts and dtype.name == "F32" and len(self.shape) <= 1:
+            target = dtypes.by_name("BF16")
+        if target is None or len(self.shape) > 4 or self.value is not None:
+            return None
+        dims = list(zip(self.shape, self.source_strides, self.target_strides, strict=True))
+        if not dims:
+            dims = [(1, 1, 1)]
+        there = here = 1  # elements from the first to the last, of the dimensions so far
+        for size, source, to in reversed(dims):
+            if source < there or to < here:
+                return None
+            there += (size - 1) * source
+            here += (size - 1) * to
+        shape, sources, places = zip(*dims, strict=True)
+        if sources[-1] != 1 or places[-1] != 1:
+            return None
+        nbytes = here * self.target_dtype.itemsize
+        return Rows(target, shape, self.source_offset, sources, places, nbytes)
+
     def __str__(self) -> str:
         box = f"{list(self.shape)} of {self.source or 'a constant'}"
         if self.source_dtype != self.target_dtype and self.source:
             box += f" ({_short(self.source_dtype)} to {_short(self.target_dtype)})"
         return f"{box} to {self.target}, from element {self.target_offset} of its memory on"
+
+
+class Rows(NamedTuple):
+    """A part whose innermost elements follow each other on both sides."""
+
+    dtype: dtypes.Dtype
+    shape: tuple[int, ...]
+    offset: int
+    source: tuple[int, ...]
+    target: tuple[int, ...]
+    nbytes: int
+    """From its first byte in the engine to its last."""
 
 
 class Layout(NamedTuple):

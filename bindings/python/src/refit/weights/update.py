@@ -9,6 +9,7 @@ weights are applied is the worker's affair, with ``load_into`` (load.py) for pla
 """
 
 import ctypes
+import math
 import os
 import struct
 import sys
@@ -29,17 +30,25 @@ from refit._c.waiting import interrupts_held
 from refit.errors import NotFoundError, RefitError, StateError, UnsupportedError
 from refit.weights import load
 from refit.weights.bound import Bound
+from refit.weights.source import cuda_number
 from refit.weights.view import Lifetime, View, entries_of
 
 if TYPE_CHECKING:
     import numpy
     import torch
 
-    from refit.weights.parts import Parts
+    from refit.weights.parts import Part, Parts
 
 
-_TARGET = struct.Struct("@IPQ")  # refit_target
+_TARGET = struct.Struct("@IPQP")  # refit_target
 assert _TARGET.size == ctypes.sizeof(abi.refit_target)
+_BOX = struct.Struct("@iI4QQ4Q4Q")  # refit_box
+assert _BOX.size == ctypes.sizeof(abi.refit_box)
+
+
+def _padded(numbers: tuple[int, ...]) -> tuple[int, ...]:
+    """As many as a refit_box has."""
+    return numbers + (0,) * (4 - len(numbers))
 
 
 class Current:
@@ -196,8 +205,58 @@ class Update(Handle):
     def _load_parts(self, parts: "Parts", write: Callable[..., None]) -> load.Loaded:
         parts.check({name: (one.dtype.name, one.shape) for name, one in self._entries.items()})
         self._lend()  # a copy that fails leaves the model torn
-        write(parts.places(), lambda name: self[name].torch())
+        places = parts.places()
+        write(
+            places if parts.overlap else self._parts_left(places), lambda name: self[name].torch()
+        )
         return parts.left_out
+
+    def _parts_left(
+        self, places: "list[tuple[Part, torch.Tensor]]"
+    ) -> "list[tuple[Part, torch.Tensor]]":
+        """Copies the parts on the engine's GPU, by one call of the C library; those that are left:
+        elsewhere, or more than copies of rows."""
+        if self._engine < 0:
+            return places
+        index = {name: number for number, name in enumerate(self._entries)}
+        boxes, targets = bytearray(), []
+        left: list[tuple[Part, torch.Tensor]] = []
+        for part, place in places:
+            entry = self._entries.get(part.source)
+            box = None if entry is None else part.rows(entry.dtype, self._cuda >= 0)
+            if entry is None or box is None or cuda_number(place) != self._engine:
+                left.append((part, place))
+                continue
+            rank, shape = len(box.shape), _padded(box.shape)
+            whole = box.shape == (math.prod(entry.shape),) and box.dtype is entry.dtype
+            targets.append((index[part.source], place.data_ptr(), box.nbytes, whole, len(boxes)))
+            boxes += _BOX.pack(
+                box.dtype.number,
+                rank,
+                *shape,
+                box.offset,
+                *_padded(box.source),
+                *_padded(box.target),
+            )
+        if not targets:
+            return places
+        memory = (ctypes.c_char * len(boxes)).from_buffer(boxes)
+        begin = ctypes.addressof(memory)
+        array = bytearray()
+        for number, pointer, nbytes, whole, at in targets:
+            array += _TARGET.pack(number, pointer, nbytes, 0 if whole else begin + at)
+        return left if self._copy_all(array) else places
+
+    def _copy_all(self, targets: bytearray) -> bool:
+        """False: the GPU takes no digests, and nothing was copied."""
+        array = (abi.refit_target * (len(targets) // _TARGET.size)).from_buffer(targets)
+        stream = abi.refit_stream_ref(stream_of(self._engine))
+        try:
+            with self._call_lock:
+                call(lib.refit_update_copy, self._live, array, len(array), stream)
+        except UnsupportedError:
+            return False
+        return True
 
     def _copied_to_gpu(self, plan: load.Plan) -> load.Plan:
         """Copies what goes to the engine's GPU as it is, by one call of the C library; the rest of
@@ -209,20 +268,13 @@ class Update(Handle):
         for view, place in plan.copies:
             alike = place.dtype.name == view.dtype and place.layout is None
             if alike and place.device == self._engine:
-                targets += _TARGET.pack(index[view.name], place.pointer, place.nbytes)
+                targets += _TARGET.pack(index[view.name], place.pointer, place.nbytes, 0)
             else:
                 rest.append((view, place))
         if not targets:
             return plan
         self._lend()  # a copy that fails leaves the target torn
-        array = (abi.refit_target * (len(targets) // _TARGET.size)).from_buffer(targets)
-        stream = abi.refit_stream_ref(stream_of(self._engine))
-        try:
-            with self._call_lock:
-                call(lib.refit_update_copy, self._live, array, len(array), stream)
-        except UnsupportedError:  # a GPU that takes no digests
-            return plan
-        return plan._replace(copies=rest)
+        return plan._replace(copies=rest) if self._copy_all(targets) else plan
 
     def apply(self, *, strict: bool = True) -> load.Loaded:
         """Writes the version into what ``Subscriber.bind`` was given, whole or not at all.
