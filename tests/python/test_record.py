@@ -8,6 +8,7 @@ import random
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -454,7 +455,7 @@ COMPUTED: dict[str, tuple[Any, str]] = {
         lambda e, all: e.w.copy_(all["a"].bfloat16().float()),
         "two conversions",
     ),
-    "from behind": (lambda e, all: e.w.copy_(all["a"].flip(0)), "what flip makes of a"),
+    "backwards": (lambda e, all: e.w.copy_(all["a"].flip(0)), "what flip makes of a"),
     "a piece of two": (
         lambda e, all: e.w.copy_(torch.cat([all["a"]] * 2)[2:6]),
         "what a copy of a",
@@ -475,6 +476,44 @@ COMPUTED: dict[str, tuple[Any, str]] = {
     "taken away": (lambda e, all: delattr(e, "w"), "replaces w"),
     "added": (lambda e, all: e.register_buffer("more", all["a"]), "replaces more"),
 }
+
+
+class Keeping(Loads):
+    """Has a tensor that is neither a parameter nor a buffer, and an object that has one."""
+
+    def __init__(self, load: Any) -> None:
+        super().__init__(load)
+        self.plain = torch.ones(4, 6)
+        self.scale = 0.5
+        self.kernel = SimpleNamespace(packed=None)
+
+
+@pytest.mark.parametrize(
+    ("load", "match"),
+    [
+        (lambda e, all: e.plain.copy_(all["a"]), "to what is not of the model what copy_ makes of"),
+        (lambda e, all: e.plain.mul_(all["a"]), "to what is not of the model what mul_ makes of a"),
+        (lambda e, all: setattr(e, "plain", all["a"]), "keeps .* of a, elsewhere"),
+        (lambda e, all: setattr(e, "plain", all["a"].clone()), "keeps .* of a, elsewhere"),
+        (lambda e, all: setattr(e, "more", all["a"] * 2), "keeps .* of a, elsewhere"),
+        (lambda e, all: setattr(e.kernel, "packed", all["a"].t() * 2), "keeps .* of a, elsewhere"),
+        (lambda e, all: KEPT.append(all["a"][:2]), "keeps .* of a, elsewhere"),
+    ],
+)
+def test_what_is_kept_elsewhere_is_refused_and_put_back(load: Any, match: str) -> None:
+    engine = Keeping(load)
+    plain, before = engine.plain, bits(engine)
+    with pytest.raises(UnsupportedError, match=match):
+        record(engine.load_weights, {"a": ROWS})
+    KEPT.clear()
+    assert bits(engine) == before
+    assert engine.plain is plain
+    assert torch.equal(plain, torch.ones(4, 6))
+    assert not hasattr(engine, "more")
+    assert engine.kernel.packed is None
+
+
+KEPT: list[Any] = []
 
 
 @pytest.mark.parametrize("what", COMPUTED)

@@ -16,8 +16,9 @@ value read through NumPy, a thread's write, a loader that goes by what it reads)
 Then all of the model is put back as it was, also if the loader has raised.
 """
 
+import gc
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -47,11 +48,12 @@ def record(
 
     The loader runs twice, over random values on the CPU. Nothing may use the model meanwhile; it is
     as it was before when this returns, whatever happens. Takes host memory for a copy of the model,
-    the largest storage once more, and the tensors that the loader keeps: they are made one at a
-    time. Parameters and buffers alone are seen, not what a loader puts elsewhere.
+    the largest storage once more, and the tensors that the loader holds: they are made one at a
+    time.
 
     UnsupportedError names what cannot be expressed as copies (a sum, a quantised weight, a value
-    that is read, parameters that are replaced): load versions with the loader itself then.
+    that is read, parameters that are replaced, what a loader keeps elsewhere than in parameters and
+    buffers): load versions with the loader itself then.
     InvalidError: there are no names, or no model. What the loader raises.
     """
     model = getattr(load, "__self__", None) if model is None else model
@@ -63,10 +65,12 @@ def record(
     engine = _Engine(model)
     try:
         recorder = _Recorder(engine.names)
+        sources = recorder.sources(kinds)
         with recorder:
-            load(recorder.sources(kinds))
-        recorder.check()
+            load(sources)
+        sources.close()
         engine.check()
+        recorder.check()
         found, overlap = recorder.parts()
         load(_tensors(kinds, 1))
         engine.check()
@@ -94,16 +98,22 @@ class _Kind(NamedTuple):
     def make(self, seed: int) -> torch.Tensor:
         """Random values: the same for the same seed. None that an engine could take offence at."""
         random = torch.Generator().manual_seed(2 * self.number + seed)
-        if self.dtype.is_complex:
-            return torch.randn(self.torch_shape, dtype=self.dtype, generator=random)
-        if self.dtype.is_floating_point and self.shape == self.torch_shape:
-            made = torch.empty(self.torch_shape).uniform_(-1, 1, generator=random)
-            return made.to(self.dtype)
         if self.dtype == torch.bool:
             return torch.randint(0, 2, self.torch_shape, generator=random).to(torch.bool)
-        count = math.prod(self.torch_shape) * self.dtype.itemsize
-        raw = torch.randint(0, 256, (count,), dtype=torch.uint8, generator=random)
-        return raw.view(self.dtype).view(self.torch_shape)
+        nbytes = math.prod(self.torch_shape) * self.dtype.itemsize
+        words = torch.empty((nbytes + 7) // 8, dtype=torch.int64)
+        words.random_(-(2**63), None, generator=random)
+        if self.dtype.is_floating_point or self.dtype.is_complex:
+            width = self.dtype.itemsize // (2 if self.dtype.is_complex else 1)
+            words &= _FINITE[width]
+        return words.view(torch.uint8)[:nbytes].view(self.dtype).view(self.torch_shape)
+
+
+_FINITE = {
+    width: ~int.from_bytes((bytes(width - 1) + b"\x40") * (8 // width), "little")
+    for width in (1, 2, 4, 8)
+}
+"""For words of floats of so many bytes: without the highest bit of their exponents."""
 
 
 def _kinds(weights: Any) -> dict[str, _Kind]:
@@ -157,6 +167,7 @@ class _Engine:
                 self.names.setdefault(one.untyped_storage()._cdata, []).append((name, one.detach()))
         if not self.names:
             raise InvalidError("there is nothing to load into: the model has no tensors")
+        self._plain = [(one, {**one}) for one in _dicts_of(model)]
         self._saved = {
             key: _raw(these[0][1]).to("cpu", copy=True) for key, these in self.names.items()
         }
@@ -208,6 +219,26 @@ class _Engine:
         for tensor, data in self._data:
             if Layout.of(tensor) != Layout.of(data):
                 tensor.data = data
+        for there, before in self._plain:
+            for name in [name for name, value in there.items() if isinstance(value, _PLAIN)]:
+                if name not in before:
+                    del there[name]
+            for name, value in before.items():
+                if isinstance(value, _PLAIN) and there.get(name) is not value:
+                    there[name] = value
+
+
+_PLAIN = (torch.Tensor, float, type(None))
+"""Attributes in which loaders keep what they make of weights."""
+
+
+def _dicts_of(model: Any) -> Iterator[dict[str, Any]]:
+    """The attributes of a model's layers, and of the objects that these are."""
+    for module in model.modules() if isinstance(model, torch.nn.Module) else ():
+        yield vars(module)
+        for one in vars(module).values():
+            if hasattr(one, "__dict__") and not isinstance(one, (torch.nn.Module, type, *_PLAIN)):
+                yield vars(one)
 
 
 def _raw(tensor: torch.Tensor) -> torch.Tensor:
@@ -242,7 +273,10 @@ class _Memory:
         self.name = name
         """The version's tensor that lies here, or an empty one."""
         self.target = target
-        self.writes: list[_Write] = []
+        self.writes: dict[Any, _Write] = {}
+        """By their places here, in their order."""
+        self.written: dict[str, None] = {}
+        """The version's tensors that they are of."""
         self.made: dict[str, None] = {}
         """The version's tensors that an operation has made something of here,"""
         self.operation = ""
@@ -250,8 +284,7 @@ class _Memory:
 
     def origins(self) -> dict[str, None]:
         """The version's tensors that there is something of."""
-        written = dict.fromkeys(one.source for one in self.writes if one.source)
-        return {**dict.fromkeys([self.name] if self.name else []), **written, **self.made}
+        return {self.name: None} if self.name else {**self.written, **self.made}
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -265,7 +298,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             key: _Memory(these[0][1], target=True) for key, these in names.items()
         }
 
-    def sources(self, kinds: Mapping[str, _Kind]) -> Iterator[tuple[str, torch.Tensor]]:
+    def sources(
+        self, kinds: Mapping[str, _Kind]
+    ) -> Generator[tuple[str, torch.Tensor], None, None]:
         """The version's tensors, one after the other."""
         for name, tensor in _tensors(kinds, 0):
             self._memories[tensor.untyped_storage()._cdata] = _Memory(tensor, name)
@@ -273,9 +308,23 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             del tensor
 
     def check(self) -> None:
-        """Raises a refusal again that the loader has caught."""
+        """What is refused when the loader is done. Raises a refusal again that it has caught."""
         if self._refused is not None:
             raise self._refused
+        if self._kept():
+            gc.collect()  # what refers to itself
+        if kept := self._kept():
+            raise UnsupportedError(
+                f"the loader keeps what it was given or has made of {listed(kept)}, elsewhere than "
+                "in parameters and buffers: load versions with the loader itself"
+            )
+
+    def _kept(self) -> list[str]:
+        kept: dict[str, None] = {}
+        for memory in self._memories.values():
+            if not memory.target and not memory.storage.expired():  # type: ignore[no-untyped-call]
+                kept |= memory.origins()
+        return list(kept)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -284,7 +333,21 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 made = func.decompose(*args, **kwargs)
             if made is not NotImplemented:
                 return made
+        tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+        memories = [memory for one in tensors if (memory := self._memory(one)) is not None]
+        origins = {name: None for memory in memories for name in memory.origins()}
+        for one in _written(func, args, kwargs) if origins else ():
+            if self._memory(one) is None and one.numel() > 0 and not one.is_meta:
+                self._refuse(one, origins, func.overloadpacket.__name__)
         made = func(*args, **kwargs)
+        before = {_key(one) for one in tensors}
+        fresh = [
+            one
+            for one in tree_leaves(made)
+            if isinstance(one, torch.Tensor) and not one.is_meta and _key(one) not in before
+        ]
+        for one in fresh:
+            self._memories[_key(one)] = _Memory(one)
         if func is aten.copy_.default:
             self._copied(args[0], args[1])
         elif func in (aten._to_copy.default, aten.clone.default):
@@ -298,8 +361,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif func in (aten.fill_.Scalar, aten.zero_.default):
             value = args[1] if func is aten.fill_.Scalar else 0
             self._copied(args[0], torch.tensor(value, dtype=args[0].dtype))
-        else:
-            self._computed(func, args, kwargs, made)
+        elif origins:
+            self._computed(func, args, kwargs, fresh, origins)
         return made
 
     # ---- Copies
@@ -315,10 +378,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """`source` was copied to `to`, converted if their types differ."""
         origin, memory = self._memory(source), self._memory(to)
         known = origin is not None and origin.origins()
-        if to.numel() == 0 or to.is_meta or (not known and memory is None):
+        if to.numel() == 0 or memory is None:
             return
-        if memory is None:
-            memory = self._new(to)
         if origin is not None and origin.made:
             self._mark(memory, origin.made, origin.operation, to)
             return
@@ -349,9 +410,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _add(self, memory: _Memory, new: _Write) -> None:
         if new.source:
             new = new._replace(dims=merged(new.dims))
+            memory.written[new.source] = None
         place = _place(new)
-        memory.writes = [one for one in memory.writes if _place(one) != place]
-        memory.writes.append(new)
+        memory.writes.pop(place, None)  # the later one is the last
+        memory.writes[place] = new
 
     def _traced(self, origin: _Memory, source: torch.Tensor, to: torch.Tensor) -> list[_Write]:
         """A copy, as writes from the version's tensors."""
@@ -364,7 +426,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         dims = [(size, other, one) for size, one, other in dims]
         found: list[_Write] = []
         left = math.prod(to.shape)
-        for one in origin.writes:
+        for one in origin.writes.values():
             kinds = one.dtypes
             if kinds[-1] != source.dtype:
                 if len(kinds) > 1 or kinds[0].itemsize != source.dtype.itemsize or not one.source:
@@ -392,27 +454,19 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     # ---- All else
 
-    def _computed(self, func: Any, args: Any, kwargs: Any, made: Any) -> None:
+    def _computed(
+        self, func: Any, args: Any, kwargs: Any, fresh: list[torch.Tensor], origins: dict[str, None]
+    ) -> None:
         """An operation that copies nothing: what it makes of the version's tensors has no origin,
         but for views, which lie in their memory."""
-        tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
-        memories = [memory for one in tensors if (memory := self._memory(one)) is not None]
-        origins = {name: None for memory in memories for name in memory.origins()}
-        if not origins:
-            return
         operation = func.overloadpacket.__name__
         if operation.endswith("_like") or operation.startswith("new_"):
             return  # of the same shape, with other values
         if operation in ("_local_scalar_dense", "equal", "is_nonzero", "item"):
             self._refuse(None, origins, operation)
-        for one in _written(func, args, kwargs):
-            memory = self._memory(one)
-            self._mark(memory or self._new(one), origins, operation, one)
-        there = {_key(one) for one in tensors}
-        for one in tree_leaves(made):
-            if isinstance(one, torch.Tensor) and not one.is_meta and _key(one) not in there:
-                memory = self._memory(one)
-                self._mark(memory or self._new(one), origins, operation, one)
+        for one in (*_written(func, args, kwargs), *fresh):
+            if (memory := self._memory(one)) is not None:
+                self._mark(memory, origins, operation, one)
 
     def _mark(
         self, memory: _Memory, origins: dict[str, None], operation: str, place: torch.Tensor
@@ -429,7 +483,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             text = f"the loader reads values of {of} ({operation})"
         else:
             memory = self._memory(place)
-            into = self._name_at(place) if memory is not None and memory.target else "a tensor"
+            into = "what is not of the model"
+            if memory is not None:
+                into = self._name_at(place) if memory.target else "a tensor"
             text = f"the loader writes to {into} what {operation} makes of {of}"
         self._refused = UnsupportedError(f"{text}: load versions with the loader itself")
         raise self._refused
@@ -438,10 +494,6 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _memory(self, tensor: torch.Tensor) -> _Memory | None:
         return self._memories.get(_key(tensor))
-
-    def _new(self, tensor: torch.Tensor) -> _Memory:
-        memory = self._memories[_key(tensor)] = _Memory(tensor)
-        return memory
 
     def _name_at(self, tensor: torch.Tensor) -> str:
         return _name_of(self._names[_key(tensor)], int(tensor.storage_offset()) * tensor.itemsize)
@@ -453,7 +505,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         found: list[Part] = []
         overlap = False
         for key, these in self._names.items():
-            writes, mixed = _survivors(self._memories[key].writes)
+            writes, mixed = _survivors(list(self._memories[key].writes.values()))
             overlap = overlap or mixed
             for one in writes:
                 dtype = one.dtypes[-1]
