@@ -23,12 +23,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from refit.errors import PeerError, RefitError, StateError, UnsupportedError
 from refit.integrations._quantized import refuse_quantized
 from refit.integrations._receiver import TIMEOUT_S, Receiver, naming, subscribe, words_of
+from refit.integrations._recorded import RecordedLoader
 from refit.integrations._vllm_worker import (
     refuse_asleep,
     restoring,
@@ -76,8 +78,10 @@ class RefitWorkerExtension:
     def refit_update(self, version: int | None = None, timeout: float | None = None) -> Answer:
         """Waits for the next version (at least `version`), loads it, and answers its number.
 
-        At once if `version` is loaded already. Blocks, at most `timeout` seconds (None: 600). All
-        workers of the engine have to be called. StateError before refit_connect, and for an engine
+        At once if `version` is loaded already. When the first one is loaded, vLLM's loader is
+        recorded (``refit.record``), and later ones are written without it if it only copies.
+        Blocks, at most `timeout` seconds (None: 600), and for the recording. All workers of the
+        engine have to be called. StateError before refit_connect, and for an engine
         whose weights sleep; DeadlineError; PeerError with the words of what vLLM raises.
         """
         return _answer(self, lambda: {"version": _update(self, version, timeout)})
@@ -98,6 +102,7 @@ class _Subscription:
 
     name: str
     receiver: Receiver
+    loader: RecordedLoader
     adapter: "_Adapter | None" = None
 
 
@@ -160,7 +165,8 @@ def _connect(
         name = worker_name(rank)
     elif workers > 1:
         name = f"{name}-rank{rank}"
-    worker._refit = _Subscription(name, subscribe(endpoint, name, config), adapter)
+    loader = RecordedLoader(worker.model_runner.get_model(), partial(load, worker))
+    worker._refit = _Subscription(name, subscribe(endpoint, name, config), loader, adapter)
     return {"worker": name}
 
 
@@ -238,13 +244,15 @@ def _load_the_same(worker: Any, refit: _Subscription, update: "Update") -> None:
         raise
     if refit.adapter is not None:
         refit.adapter.wait()
+    else:
+        refit.loader.learn()
 
 
 def _load_or_go_back(worker: Any, refit: _Subscription, update: "Update") -> None:
     failed: Exception | None = None
     try:
         if refit.adapter is None:
-            load(worker, update.tensors())
+            refit.loader.load(update)
         else:
             refit.adapter.load(update)
         synchronize(getattr(worker, "device", None))

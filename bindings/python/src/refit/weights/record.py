@@ -347,7 +347,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(one, torch.Tensor) and not one.is_meta and _key(one) not in before
         ]
         for one in fresh:
-            self._memories[_key(one)] = _Memory(one)
+            if _key(one) != 0:
+                self._memories[_key(one)] = _Memory(one)
         if func is aten.copy_.default:
             self._copied(args[0], args[1])
         elif func in (aten._to_copy.default, aten.clone.default):
@@ -462,7 +463,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         operation = func.overloadpacket.__name__
         if operation.endswith("_like") or operation.startswith("new_"):
             return  # of the same shape, with other values
-        if operation in ("_local_scalar_dense", "equal", "is_nonzero", "item"):
+        ours = func.namespace in ("aten", "prim", "prims")
+        if operation in _READING or not (ours or fresh) or any(_key(one) == 0 for one in fresh):
             self._refuse(None, origins, operation)
         for one in (*_written(func, args, kwargs), *fresh):
             if (memory := self._memory(one)) is not None:
@@ -527,6 +529,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             order = {name: i for i, name in enumerate(dict.fromkeys(one.source for one in found))}
             found.sort(key=lambda one: order[one.source])
         return found, overlap
+
+
+_READING = ("_local_scalar_dense", "equal", "is_nonzero", "item")
+"""Operations that make no tensor of what they read. Those that are not PyTorch's own may."""
 
 
 def _key(tensor: torch.Tensor) -> int:
