@@ -421,7 +421,21 @@ def test_names_that_the_loader_ignores_are_unused() -> None:
     assert parts.left_out == ([], ["rotary"])
     text = str(parts)
     assert "1 tensors in 1 parts to 1 places; 1 tensors unused" in text
-    assert "[24] of a to w" in text
+    assert "  a -> w" in text
+
+
+def test_a_recording_says_what_goes_where() -> None:
+    lines = str(record(Engine(rank=1, size=2).load_weights, checkpoint(torch.float32))).split("\n")
+    assert lines[0].startswith("<refit.Parts: 33 tensors in 34 parts to 13 places, 33 of them conv")
+    for line in (
+        "embed[5:10] -> embed[0:5], float32 to bfloat16",
+        "a constant -> embed[5:7]",
+        "norm -> norm, float32 to bfloat16",
+        "0.k[2:4] -> qkv0[6:8], float32 to bfloat16",
+        "0.o[0:8, 6:12] -> o0, float32 to bfloat16",
+        "1.experts.2.up[3:6] -> w131[2:3, 3:6], float32 to bfloat16",
+    ):
+        assert f"  {line}" in lines
 
 
 def test_a_mapping_of_tensors_can_be_the_model() -> None:

@@ -87,12 +87,6 @@ class Part(NamedTuple):
         nbytes = here * self.target_dtype.itemsize
         return Rows(target, shape, self.source_offset, sources, places, nbytes)
 
-    def __str__(self) -> str:
-        box = f"{list(self.shape)} of {self.source or 'a constant'}"
-        if self.source_dtype != self.target_dtype and self.source:
-            box += f" ({_short(self.source_dtype)} to {_short(self.target_dtype)})"
-        return f"{box} to {self.target}, from element {self.target_offset} of its memory on"
-
 
 class Rows(NamedTuple):
     """A part whose innermost elements follow each other on both sides."""
@@ -222,7 +216,20 @@ class Parts:
         return f"<refit.Parts: {used} tensors in {len(self)} parts to {into} places{more}>"
 
     def __str__(self) -> str:
-        return "\n".join([repr(self), *(f"  {part}" for part in self.parts)])
+        return "\n".join([repr(self), *(f"  {self._line_of(part)}" for part in self.parts)])
+
+    def _line_of(self, part: Part) -> str:
+        place = self._layouts[part.target]
+        steps = list(zip(part.shape, part.source_strides, part.target_strides, strict=True))
+        reach = [sum((size - 1) * step[side] for size, *step in steps) for side in (0, 1)]
+        begin = part.target_offset - place.offset
+        into = part.target + _slices(place.shape, begin, reach[1], part.numel)
+        if not part.source:
+            return f"a constant -> {into}"
+        shape = self.manifest[part.source][1]
+        of = part.source + _slices(shape, part.source_offset, reach[0], part.numel)
+        kinds = [_short(one) for one in (part.source_dtype, part.target_dtype)]
+        return f"{of} -> {into}" + (f", {kinds[0]} to {kinds[1]}" if kinds[0] != kinds[1] else "")
 
 
 def write(
@@ -300,6 +307,21 @@ def mapped(
             return None
         todo += [(size // here, stride * here, other * here), (here, stride, other)]
     return found, start
+
+
+def _slices(shape: tuple[int, ...], begin: int, reach: int, count: int) -> str:
+    """The slices of a tensor in row order that so many elements are, from one to the last."""
+    found: list[tuple[int, int, int]] = []
+    first, last = begin, begin + reach
+    for size in reversed(shape):
+        first, low = divmod(first, size)
+        last, high = divmod(last, size)
+        found.insert(0, (low, high + 1, size))
+    if first != 0 or last != 0 or math.prod(high - low for low, high, _ in found) != count:
+        return f", elements from {begin} on"
+    while found and found[-1][:2] == (0, found[-1][2]):
+        found.pop()
+    return f"[{', '.join(f'{low}:{high}' for low, high, _ in found)}]" if found else ""
 
 
 def _short(dtype: torch.dtype) -> str:
