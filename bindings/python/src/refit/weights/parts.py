@@ -166,6 +166,7 @@ class Parts:
         used = {part.source for part in parts}
         written = {self._layouts[part.target].storage for part in parts}
         self.unused = tuple(name for name in manifest if name not in used)
+        self._written = [name for name, one in self._layouts.items() if one.storage in written]
         self.untouched = tuple(
             name for name, one in self._layouts.items() if one.storage not in written
         )
@@ -186,7 +187,8 @@ class Parts:
                 f"{listed(wrong, '; ')}. Record the loader again"
             )
         now = tensors_of(self._model)
-        for name, layout in self._layouts.items():
+        for name in self._written:
+            layout = self._layouts[name]
             if name not in now or Layout.of(now[name]) != layout:
                 raise StateError(
                     f"{name} is not where it was recorded: record the loader again after the model "
