@@ -493,6 +493,16 @@ COMPUTED: dict[str, tuple[Any, str]] = {
 }
 
 
+HANDLES = [0]
+
+
+@torch.library.custom_op("refit_test::handle", mutates_args=())
+def handle(tensor: torch.Tensor) -> int:
+    """Keeps the tensor where PyTorch does not see it."""
+    HANDLES[0] += 1
+    return HANDLES[0]
+
+
 class Keeping(Loads):
     """Has a tensor that is neither a parameter nor a buffer, and an object that has one."""
 
@@ -500,7 +510,16 @@ class Keeping(Loads):
         super().__init__(load)
         self.plain = torch.ones(4, 6)
         self.scale = 0.5
-        self.kernel = SimpleNamespace(packed=None)
+        self.kernel = SimpleNamespace(packed=None, number=0)
+        self.apply_to = torch.neg
+        self.handles = 0
+
+    def prepare(self, packed: torch.Tensor) -> None:
+        self.apply_to = lambda one: one @ packed
+        del self.scale
+
+    def handle(self, tensor: torch.Tensor) -> None:
+        self.handles = torch.ops.refit_test.handle(tensor)
 
 
 @pytest.mark.parametrize(
@@ -512,6 +531,9 @@ class Keeping(Loads):
         (lambda e, all: setattr(e, "plain", all["a"].clone()), "keeps .* of a, elsewhere"),
         (lambda e, all: setattr(e, "more", all["a"] * 2), "keeps .* of a, elsewhere"),
         (lambda e, all: setattr(e.kernel, "packed", all["a"].t() * 2), "keeps .* of a, elsewhere"),
+        (lambda e, all: e.prepare(all["a"] * 2), "keeps .* of a, elsewhere"),
+        (lambda e, all: e.handle(all["a"]), "reads values of a"),
+        (lambda e, all: setattr(e, "packed", all["a"].to_mkldnn()), "reads values of a"),
         (lambda e, all: KEPT.append(all["a"][:2]), "keeps .* of a, elsewhere"),
     ],
 )
@@ -525,6 +547,7 @@ def test_what_is_kept_elsewhere_is_refused_and_put_back(load: Any, match: str) -
     assert engine.plain is plain
     assert torch.equal(plain, torch.ones(4, 6))
     assert not hasattr(engine, "more")
+    assert (engine.scale, engine.apply_to, engine.handles, HANDLES) == (0.5, torch.neg, 0, [0])
     assert engine.kernel.packed is None
 
 

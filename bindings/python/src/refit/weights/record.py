@@ -154,10 +154,9 @@ class _Engine:
     def __init__(self, model: Any) -> None:
         self._model = model
         self._tensors = tensors_of(model)
-        self._registered = [
-            (one, dict(one._parameters), dict(one._buffers))
-            for one in (model.modules() if isinstance(model, torch.nn.Module) else ())
-        ]
+        self._attributes = [(one, {**one}) for one in _attributes_of(model)]
+        """Dictionaries, and what was in each."""
+        self._parts = [(one, {**one}) for one in _parts_of(model)]
         self._layouts = {name: Layout.of(one) for name, one in self._tensors.items()}
         self._data = [(one, one.detach()) for one in self._tensors.values()]
         self.names: dict[int, list[tuple[str, torch.Tensor]]] = {}
@@ -167,7 +166,6 @@ class _Engine:
                 self.names.setdefault(one.untyped_storage()._cdata, []).append((name, one.detach()))
         if not self.names:
             raise InvalidError("there is nothing to load into: the model has no tensors")
-        self._plain = [(one, {**one}) for one in _dicts_of(model)]
         self._saved = {
             key: _raw(these[0][1]).to("cpu", copy=True) for key, these in self.names.items()
         }
@@ -208,37 +206,44 @@ class _Engine:
 
     def put_back(self) -> None:
         """The model's own tensors, with the bytes that they had."""
-        for module, parameters, buffers in self._registered:
-            module._parameters.clear()
-            module._parameters.update(parameters)
-            module._buffers.clear()
-            module._buffers.update(buffers)
+        for there, before in self._attributes:
+            if list(map(id, there.values())) != list(map(id, before.values())):
+                there.clear()
+                there.update(before)
+        for there, before in self._parts:
+            for name in [name for name, one in there.items() if _may_hold(one)]:
+                if there[name] is not before.get(name, there):
+                    del there[name]
+            for name, one in before.items():
+                if _may_hold(one):
+                    there[name] = one
         with torch.inference_mode():
             for key, these in self.names.items():
                 _raw(these[0][1]).copy_(self._saved[key])
         for tensor, data in self._data:
             if Layout.of(tensor) != Layout.of(data):
                 tensor.data = data
-        for there, before in self._plain:
-            for name in [name for name, value in there.items() if isinstance(value, _PLAIN)]:
-                if name not in before:
-                    del there[name]
-            for name, value in before.items():
-                if isinstance(value, _PLAIN) and there.get(name) is not value:
-                    there[name] = value
 
 
-_PLAIN = (torch.Tensor, float, type(None))
-"""Attributes in which loaders keep what they make of weights."""
+def _may_hold(value: Any) -> bool:
+    """Whether it may be something that a loader has made of weights: values, or what computes with
+    them."""
+    return value is None or isinstance(value, (torch.Tensor, float)) or callable(value)
 
 
-def _dicts_of(model: Any) -> Iterator[dict[str, Any]]:
-    """The attributes of a model's layers, and of the objects that these are."""
+def _attributes_of(model: Any) -> Iterator[dict[str, Any]]:
+    """The attributes of a model's layers."""
     for module in model.modules() if isinstance(model, torch.nn.Module) else ():
-        yield vars(module)
+        yield from (vars(module), module._parameters, module._buffers, module._modules)
+
+
+def _parts_of(model: Any) -> Iterator[dict[str, Any]]:
+    """The attributes of the objects that a model's layers have, and that others may use, too."""
+    for module in model.modules() if isinstance(model, torch.nn.Module) else ():
         for one in vars(module).values():
-            if hasattr(one, "__dict__") and not isinstance(one, (torch.nn.Module, type, *_PLAIN)):
-                yield vars(one)
+            known = isinstance(one, (torch.nn.Module, torch.Tensor, type))
+            if type(one).__module__ != "builtins" and not known:
+                yield getattr(one, "__dict__", {})
 
 
 def _raw(tensor: torch.Tensor) -> torch.Tensor:
@@ -336,9 +341,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
         memories = [memory for one in tensors if (memory := self._memory(one)) is not None]
         origins = {name: None for memory in memories for name in memory.origins()}
-        for one in _written(func, args, kwargs) if origins else ():
-            if self._memory(one) is None and one.numel() > 0 and not one.is_meta:
-                self._refuse(one, origins, func.overloadpacket.__name__)
+        if origins:
+            self._check(func, args, kwargs, origins)
         made = func(*args, **kwargs)
         before = {_key(one) for one in tensors}
         fresh = [
@@ -455,17 +459,28 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     # ---- All else
 
+    def _check(self, func: Any, args: Any, kwargs: Any, origins: dict[str, None]) -> None:
+        """Refuses an operation on the version's tensors, before it is done, that leaves what is
+        neither seen here nor put back."""
+        operation = func.overloadpacket.__name__
+        ours = func.namespace in ("aten", "prim", "prims")
+        tells = not any("Tensor" in str(one.type) for one in func._schema.returns)
+        if operation in _READING or (tells and not ours):
+            self._refuse(None, origins, operation)
+        for one in _written(func, args, kwargs):
+            if self._memory(one) is None and one.numel() > 0 and not one.is_meta:
+                self._refuse(one, origins, operation)
+
     def _computed(
         self, func: Any, args: Any, kwargs: Any, fresh: list[torch.Tensor], origins: dict[str, None]
     ) -> None:
         """An operation that copies nothing: what it makes of the version's tensors has no origin,
         but for views, which lie in their memory."""
         operation = func.overloadpacket.__name__
+        if any(_key(one) == 0 for one in fresh):
+            self._refuse(None, origins, operation)
         if operation.endswith("_like") or operation.startswith("new_"):
             return  # of the same shape, with other values
-        ours = func.namespace in ("aten", "prim", "prims")
-        if operation in _READING or not (ours or fresh) or any(_key(one) == 0 for one in fresh):
-            self._refuse(None, origins, operation)
         for one in (*_written(func, args, kwargs), *fresh):
             if (memory := self._memory(one)) is not None:
                 self._mark(memory, origins, operation, one)
@@ -532,7 +547,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 _READING = ("_local_scalar_dense", "equal", "is_nonzero", "item")
-"""Operations that make no tensor of what they read. Those that are not PyTorch's own may."""
+"""Operations that make no tensor of what they read. All that do so and are not PyTorch's own may
+keep it."""
 
 
 def _key(tensor: torch.Tensor) -> int:
