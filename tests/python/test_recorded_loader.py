@@ -16,10 +16,14 @@ class Engine(torch.nn.Module):
         super().__init__()
         self.fused = torch.nn.Parameter(torch.zeros(4, 3))
         self.scale = scale
-        self.loads = 0
+        self.calls: list[str] = []  # a number would be put back
+
+    @property
+    def loads(self) -> int:
+        return len(self.calls)
 
     def load_weights(self, weights: Any) -> None:
-        self.loads += 1
+        self.calls.append("load")
         for name, tensor in weights:
             rows = self.fused.data[:2] if name == "a" else self.fused.data[2:]
             rows.copy_(tensor if self.scale is None else tensor * self.scale)
@@ -92,7 +96,7 @@ def test_a_loader_that_fails_to_be_recorded_is_not_asked_again(trainer: Trainer)
 
     def fails(pairs: Any) -> None:
         if engine.loads > 0:
-            engine.loads += 1
+            engine.calls.append("fail")
             raise MemoryError("no room")
         engine.load_weights(pairs)
 
