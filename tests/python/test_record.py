@@ -488,6 +488,7 @@ COMPUTED: dict[str, tuple[Any, str]] = {
     "made anew": (lambda e, all: e.w.normal_(), "to w does not come from copies alone"),
     "replaced data": (lambda e, all: setattr(e.w, "data", all["a"].clone()), "replaces w"),
     "replaced": (lambda e, all: setattr(e, "w", torch.nn.Parameter(all["a"])), "replaces w"),
+    "emptied": (lambda e, all: e.w.untyped_storage().resize_(0), "to w does not come from copies"),
     "taken away": (lambda e, all: delattr(e, "w"), "replaces w"),
     "added": (lambda e, all: e.register_buffer("more", all["a"]), "replaces more"),
 }

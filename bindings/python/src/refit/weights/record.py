@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from refit._c import dtypes
+from refit._c.waiting import interrupts_held
 from refit.errors import InvalidError, UnsupportedError
 from refit.weights.load import listed
 from refit.weights.parts import Dim, Layout, Part, Parts, mapped, merged, tensors_of, write
@@ -76,7 +77,8 @@ def record(
         engine.check()
         engine.compare(found, kinds)
     finally:
-        engine.put_back()
+        with interrupts_held():
+            engine.put_back()
     return Parts(
         model, {name: (one.name, one.shape) for name, one in kinds.items()}, found, overlap
     )
@@ -219,7 +221,10 @@ class _Engine:
                     there[name] = one
         with torch.inference_mode():
             for key, these in self.names.items():
-                _raw(these[0][1]).copy_(self._saved[key])
+                storage, saved = these[0][1].untyped_storage(), self._saved[key]
+                if storage.nbytes() != saved.nbytes:
+                    storage.resize_(saved.nbytes)
+                _raw(these[0][1]).copy_(saved)
         for tensor, data in self._data:
             if Layout.of(tensor) != Layout.of(data):
                 tensor.data = data
