@@ -20,6 +20,9 @@ from refit.errors import InvalidError, StateError
 from refit.weights.load import Loaded, listed
 from refit.weights.source import ASLEEP, lacks_memory
 
+_HELD = 64 << 20
+"""Ctrl-C waits for the copies of so many bytes."""
+
 Dim = tuple[int, int, int]
 """A dimension of a part: its length, and its strides in the one memory and in the other."""
 
@@ -238,13 +241,18 @@ def write(
     places: list[tuple[Part, torch.Tensor]], tensor_of: Callable[[str], torch.Tensor]
 ) -> None:
     """Writes parts in their order, with PyTorch, one copy for each. Blocks until they are there."""
-    name, tensor = "", torch.empty(0)
-    for part, place in places:
-        if part.source and part.source != name:
-            name, tensor = part.source, tensor_of(part.source)
+    name, tensor, at = "", torch.empty(0), 0
+    while at < len(places):
+        held = 0
         # In this mode tensors that were made in it and out of it may be changed.
         with interrupts_held(), torch.inference_mode():
-            place.copy_(part.of(tensor))
+            while at < len(places) and held < _HELD:
+                part, place = places[at]
+                if part.source and part.source != name:
+                    name, tensor = part.source, tensor_of(part.source)
+                place.copy_(part.of(tensor))
+                held += place.nbytes
+                at += 1
     for device in {place.device for _, place in places if place.device.type == "cuda"}:
         torch.cuda.current_stream(device).synchronize()
 
