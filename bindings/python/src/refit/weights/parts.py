@@ -166,6 +166,7 @@ class Parts:
         self._layouts = {name: Layout.of(one) for name, one in tensors.items()}
         storages = {one.untyped_storage()._cdata: one.untyped_storage() for one in tensors.values()}
         self._places = [part.into(storages[self._layouts[part.target].storage]) for part in parts]
+        self._rows: dict[bool, list[Rows | None]] = {}
         used = {part.source for part in parts}
         written = {self._layouts[part.target].storage for part in parts}
         self.unused = tuple(name for name in manifest if name not in used)
@@ -203,6 +204,17 @@ class Parts:
     def places(self) -> list[tuple[Part, torch.Tensor]]:
         """Each part with its elements in the engine's memory."""
         return list(zip(self.parts, self._places, strict=True))
+
+    def rows(self, converts: bool) -> "list[Rows | None]":
+        """Each part as the C library takes it, or None. `converts`: where it does so."""
+        if converts not in self._rows:
+            self._rows[converts] = [
+                part.rows(dtypes.by_name(self.manifest[part.source][0]), converts)
+                if part.source
+                else None
+                for part in self.parts
+            ]
+        return self._rows[converts]
 
     @property
     def left_out(self) -> Loaded:

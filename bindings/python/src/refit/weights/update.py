@@ -205,43 +205,32 @@ class Update(Handle):
     def _load_parts(self, parts: "Parts", write: Callable[..., None]) -> load.Loaded:
         parts.check({name: (one.dtype.name, one.shape) for name, one in self._entries.items()})
         self._lend()  # a copy that fails leaves the model torn
-        places = parts.places()
-        write(
-            places if parts.overlap else self._parts_left(places), lambda name: self[name].torch()
-        )
+        left = parts.places() if parts.overlap else self._parts_left(parts)
+        write(left, lambda name: self[name].torch())
         return parts.left_out
 
-    def _parts_left(
-        self, places: "list[tuple[Part, torch.Tensor]]"
-    ) -> "list[tuple[Part, torch.Tensor]]":
+    def _parts_left(self, parts: "Parts") -> "list[tuple[Part, torch.Tensor]]":
         """Copies the parts on the engine's GPU, by one call of the C library; those that are left:
         elsewhere, or more than copies of rows."""
+        places = parts.places()
         if self._engine < 0:
             return places
         index = {name: number for number, name in enumerate(self._entries)}
         boxes, targets = bytearray(), []
         left: list[tuple[Part, torch.Tensor]] = []
-        for part, place in places:
-            entry = self._entries.get(part.source)
-            box = None if entry is None else part.rows(entry.dtype, self._cuda >= 0)
-            if entry is None or box is None or cuda_number(place) != self._engine:
+        for (part, place), box in zip(places, parts.rows(self._cuda >= 0), strict=True):
+            if box is None or cuda_number(place) != self._engine:
                 left.append((part, place))
                 continue
-            rank, shape = len(box.shape), _padded(box.shape)
+            entry = self._entries[part.source]
             whole = box.shape == (math.prod(entry.shape),) and box.dtype is entry.dtype
             targets.append((index[part.source], place.data_ptr(), box.nbytes, whole, len(boxes)))
-            boxes += _BOX.pack(
-                box.dtype.number,
-                rank,
-                *shape,
-                box.offset,
-                *_padded(box.source),
-                *_padded(box.target),
-            )
+            shape, source, target = map(_padded, (box.shape, box.source, box.target))
+            rank = len(box.shape)
+            boxes += _BOX.pack(box.dtype.number, rank, *shape, box.offset, *source, *target)
         if not targets:
             return places
-        memory = (ctypes.c_char * len(boxes)).from_buffer(boxes)
-        begin = ctypes.addressof(memory)
+        begin = ctypes.addressof((ctypes.c_char * len(boxes)).from_buffer(boxes))
         array = bytearray()
         for number, pointer, nbytes, whole, at in targets:
             array += _TARGET.pack(number, pointer, nbytes, 0 if whole else begin + at)
