@@ -23,8 +23,9 @@ class RecordingExtension(RefitWorkerExtension):
         import recording
 
         config = copy.copy(self.vllm_config)
-        config.compilation_config = copy.deepcopy(config.compilation_config)
-        config.compilation_config.static_forward_context.clear()
+        config.compilation_config = copy.copy(config.compilation_config)
+        config.compilation_config.static_forward_context = {}  # layers by their names
+        config.compilation_config.static_all_moe_layers = []
         before = torch.get_default_dtype()
         torch.set_default_dtype(getattr(torch, dtype))
         try:
