@@ -420,6 +420,57 @@ TEST(what_is_no_part_is_refused_before_the_first_byte)
     }
 }
 
+static uint64_t next_random(uint64_t *state, uint64_t below)
+{
+    *state = *state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return (*state >> 33) % below;
+}
+
+static piece random_piece(uint64_t *state)
+{
+    piece one = {FLOATS, 4 * next_random(state, 100), {.dtype = REFIT_F32}};
+    uint64_t from = 1, to = 1;
+    one.box.rank = 1 + (uint32_t)next_random(state, REFIT_BOX_RANK_MAX);
+    one.box.offset = next_random(state, 130);
+    for (uint32_t i = one.box.rank; i-- > 0;) {
+        one.box.shape[i] = 1 + next_random(state, 4);
+        one.box.from_strides[i] = next_random(state, 6) == 0 ? next_random(state, 40) : from;
+        one.box.to_strides[i] = next_random(state, 6) == 0 ? next_random(state, 40) : to;
+        from = one.box.from_strides[i] * one.box.shape[i] + next_random(state, 2);
+        to = one.box.to_strides[i] * one.box.shape[i] + next_random(state, 2);
+    }
+    return one;
+}
+
+/* Element by element: whether all are within the tensor. */
+static bool is_within(const piece *one)
+{
+    uint64_t last = one->box.offset;
+    for (uint32_t i = 0; i < one->box.rank; i++)
+        last += (one->box.shape[i] - 1) * one->box.from_strides[i];
+    return last < 120;
+}
+
+TEST(random_parts_are_copied_bit_for_bit_or_refused)
+{
+    uint64_t seed = 7;
+    uint32_t copied = 0;
+    scene *it = scene_open(true, NULL);
+    for (uint32_t i = 0; i < 2000; i++) {
+        refit_error error;
+        const piece one = random_piece(&seed);
+        refit_status status = copy_all(it, &one, 1, &error);
+        if (status == REFIT_OK) {
+            assert_true(is_within(&one));
+            if (copied++ % 8 == 0) check_pieces(it, &one, 1);
+        } else {
+            assert_true(status == REFIT_ERR_INVALID || status == REFIT_ERR_UNSUPPORTED);
+        }
+    }
+    assert_in_range(copied, 400, 1600);
+    scene_close(it, true);
+}
+
 TEST(fp32_on_the_host_is_not_converted)
 {
     scene *it = scene_open(false, NULL);
