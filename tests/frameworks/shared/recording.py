@@ -15,11 +15,13 @@ def bits_of(model: Any) -> dict[str, torch.Tensor]:
 
 
 def is_same(one: Weights, other: Weights) -> bool:
-    raw = {name: tensor.contiguous().view(torch.uint8) for name, tensor in one.items()}
     return one.keys() == other.keys() and all(
-        torch.equal(tensor, other[name].contiguous().view(torch.uint8))
-        for name, tensor in raw.items()
+        torch.equal(_raw(tensor), _raw(other[name])) for name, tensor in one.items()
     )
+
+
+def _raw(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)
 
 
 def version(weights: Weights, seed: int) -> Weights:
