@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from refit.errors import InvalidError, StateError
+from refit.errors import InvalidError, StateError, UnsupportedError
 
 if TYPE_CHECKING:
     from refit.weights.parts import Parts
@@ -49,12 +49,16 @@ class RecordedLoader:
         names, self._names = self._names, {}
         if not names or self._refused:
             return
+        from refit.weights.load import listed
         from refit.weights.record import record
 
         try:
-            self.parts = record(self._load, names, self._model)
+            parts = record(self._load, names, self._model)
+            if parts.unused:  # it may have made something of them that was not seen
+                raise UnsupportedError(f"it takes nothing of {listed(list(parts.unused))}")
         except Exception as why:
             self._refused = True
             _log.info("each version is loaded by the engine's own loader: %s", why)
         else:
-            _log.info("versions are loaded without the engine's own loader: %r", self.parts)
+            self.parts = parts
+            _log.info("versions are loaded without the engine's own loader: %r", parts)

@@ -23,14 +23,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from refit.errors import PeerError, RefitError, StateError, UnsupportedError
 from refit.integrations._quantized import refuse_quantized
 from refit.integrations._receiver import TIMEOUT_S, Receiver, naming, subscribe, words_of
-from refit.integrations._recorded import RecordedLoader
 from refit.integrations._vllm_worker import (
     refuse_asleep,
     restoring,
@@ -78,10 +76,8 @@ class RefitWorkerExtension:
     def refit_update(self, version: int | None = None, timeout: float | None = None) -> Answer:
         """Waits for the next version (at least `version`), loads it, and answers its number.
 
-        At once if `version` is loaded already. When the first one is loaded, vLLM's loader is
-        recorded (``refit.record``), and later ones are written without it if it only copies.
-        Blocks, at most `timeout` seconds (None: 600), and for the recording. All workers of the
-        engine have to be called. StateError before refit_connect, and for an engine
+        At once if `version` is loaded already. Blocks, at most `timeout` seconds (None: 600). All
+        workers of the engine have to be called. StateError before refit_connect, and for an engine
         whose weights sleep; DeadlineError; PeerError with the words of what vLLM raises.
         """
         return _answer(self, lambda: {"version": _update(self, version, timeout)})
@@ -102,7 +98,6 @@ class _Subscription:
 
     name: str
     receiver: Receiver
-    loader: RecordedLoader
     adapter: "_Adapter | None" = None
 
 
@@ -165,8 +160,7 @@ def _connect(
         name = worker_name(rank)
     elif workers > 1:
         name = f"{name}-rank{rank}"
-    loader = RecordedLoader(worker.model_runner.get_model(), partial(load, worker))
-    worker._refit = _Subscription(name, subscribe(endpoint, name, config), loader, adapter)
+    worker._refit = _Subscription(name, subscribe(endpoint, name, config), adapter)
     return {"worker": name}
 
 
@@ -244,15 +238,13 @@ def _load_the_same(worker: Any, refit: _Subscription, update: "Update") -> None:
         raise
     if refit.adapter is not None:
         refit.adapter.wait()
-    else:
-        refit.loader.learn()
 
 
 def _load_or_go_back(worker: Any, refit: _Subscription, update: "Update") -> None:
     failed: Exception | None = None
     try:
         if refit.adapter is None:
-            refit.loader.load(update)
+            load(worker, update.tensors())
         else:
             refit.adapter.load(update)
         synchronize(getattr(worker, "device", None))
