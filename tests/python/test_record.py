@@ -504,6 +504,16 @@ def handle(tensor: torch.Tensor) -> int:
     return HANDLES[0]
 
 
+def composite(tensor: torch.Tensor) -> int:
+    HANDLES[0] += 1
+    return tensor.data_ptr()
+
+
+LIBRARY = torch.library.Library("refit_test", "FRAGMENT")
+LIBRARY.define("composite(Tensor tensor) -> int")
+LIBRARY.impl("composite", composite, "CompositeImplicitAutograd")
+
+
 class Keeping(Loads):
     """Has a tensor that is neither a parameter nor a buffer, and an object that has one."""
 
@@ -534,6 +544,7 @@ class Keeping(Loads):
         (lambda e, all: setattr(e.kernel, "packed", all["a"].t() * 2), "keeps .* of a, elsewhere"),
         (lambda e, all: e.prepare(all["a"] * 2), "keeps .* of a, elsewhere"),
         (lambda e, all: e.handle(all["a"]), "reads values of a"),
+        (lambda e, all: torch.ops.refit_test.composite(all["a"].t()), "reads values of a"),
         (lambda e, all: setattr(e, "packed", all["a"].to_mkldnn()), "reads values of a"),
         (lambda e, all: KEPT.append(all["a"][:2]), "keeps .* of a, elsewhere"),
     ],

@@ -338,16 +338,16 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if isinstance(func, torch._ops.OpOverload):
-            with self:  # what inference mode leaves whole is seen in its pieces
-                made = func.decompose(*args, **kwargs)
-            if made is not NotImplemented:
-                return made
         tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
         memories = [memory for one in tensors if (memory := self._memory(one)) is not None]
         origins = {name: None for memory in memories for name in memory.origins()}
         if origins:
             self._check(func, args, kwargs, origins)
+        if func.namespace in _OURS:
+            with self:  # what inference mode leaves whole is seen in its pieces
+                made = func.decompose(*args, **kwargs)
+            if made is not NotImplemented:
+                return made
         made = func(*args, **kwargs)
         before = {_key(one) for one in tensors}
         fresh = [
@@ -468,9 +468,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Refuses an operation on the version's tensors, before it is done, that leaves what is
         neither seen here nor put back."""
         operation = func.overloadpacket.__name__
-        ours = func.namespace in ("aten", "prim", "prims")
         tells = not any("Tensor" in str(one.type) for one in func._schema.returns)
-        if operation in _READING or (tells and not ours):
+        if operation in _READING or (tells and func.namespace not in _OURS):
             self._refuse(None, origins, operation)
         for one in _written(func, args, kwargs):
             if self._memory(one) is None and one.numel() > 0 and not one.is_meta:
@@ -550,6 +549,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             found.sort(key=lambda one: order[one.source])
         return found, overlap
 
+
+_OURS = ("aten", "prim", "prims")
+"""PyTorch's own operations. Others are not looked into: they may work on addresses."""
 
 _READING = ("_local_scalar_dense", "equal", "is_nonzero", "item")
 """Operations that make no tensor of what they read. All that do so and are not PyTorch's own may
