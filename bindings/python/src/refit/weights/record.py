@@ -67,7 +67,8 @@ def record(
     try:
         recorder = _Recorder(engine.names)
         sources = recorder.sources(kinds)
-        with recorder:
+        # Above this, operations that consist of others are gone before they are seen.
+        with recorder, torch._C._AutoDispatchBelowAutograd():
             load(sources)
         sources.close()
         engine.check()
@@ -344,7 +345,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if origins:
             self._check(func, args, kwargs, origins)
         if func.namespace in _OURS:
-            with self:  # what inference mode leaves whole is seen in its pieces
+            with self:  # what consists of others is seen in its pieces
                 made = func.decompose(*args, **kwargs)
             if made is not NotImplemented:
                 return made
