@@ -581,6 +581,16 @@ def test_a_refusal_that_the_loader_catches_is_one_all_the_same() -> None:
     check_refused(load, "writes to w what add_ makes of a")
 
 
+def test_a_refusal_is_told_that_the_loader_makes_another_error_of() -> None:
+    def load(engine: Loads, all: Weights) -> None:
+        try:
+            engine.w.add_(all["a"])
+        except Exception:
+            raise KeyError("no other way") from None
+
+    check_refused(load, "writes to w what add_ makes of a")
+
+
 def test_what_another_thread_writes_is_found_out() -> None:
     def load(engine: Loads, all: Weights) -> None:
         thread = threading.Thread(target=lambda: engine.w.data.copy_(all["a"]))

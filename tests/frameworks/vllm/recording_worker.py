@@ -34,3 +34,20 @@ class RecordingExtension(RefitWorkerExtension):
                 return recording.check(model, model.load_weights, load_file(weights))
         finally:
             torch.set_default_dtype(before)
+
+    def record_reload(self, weights: str) -> str:
+        """Records vLLM's own reload of the engine's model; why that cannot be."""
+        import refit
+        from refit.errors import UnsupportedError
+        from refit.integrations._vllm_extension import load
+        from safetensors.torch import load_file
+
+        try:
+            refit.record(
+                lambda pairs: load(self, pairs),
+                load_file(weights),
+                self.model_runner.get_model(),
+            )
+        except UnsupportedError as why:
+            return why.text
+        return "recorded"

@@ -53,3 +53,17 @@ def test_each_of_two_workers_records_its_share(kind: str) -> None:
     assert len(found) == 2
     for one in found:
         check(one, kind, "bfloat16")
+
+
+def test_weights_that_kernels_hold_are_not_recorded_and_stay() -> None:
+    """vLLM's reload gives them to its kernels for CPUs; parameters that it empties say nothing."""
+    model = models.make("tied_llama")
+    with (
+        engines.saved(model) as folder,
+        engines.started(folder, worker_extension_cls=EXTENSION) as llm,
+    ):
+        before = engines.greedy(llm)
+        (why,) = llm.collective_rpc("record_reload", args=(f"{folder}/model.safetensors",))
+        assert "the loader reads values of" in why
+        llm.reset_prefix_cache()
+        assert engines.greedy(llm) == before

@@ -67,9 +67,14 @@ def record(
     try:
         recorder = _Recorder(engine.names)
         sources = recorder.sources(kinds)
-        # Above this, operations that consist of others are gone before they are seen.
-        with recorder, torch._C._AutoDispatchBelowAutograd():
-            load(sources)
+        try:
+            # Above this, operations that consist of others are gone before they are seen.
+            with recorder, torch._C._AutoDispatchBelowAutograd():
+                load(sources)
+        except Exception as why:
+            if recorder.refused in (None, why):
+                raise
+            raise recorder.refused from why
         sources.close()
         engine.check()
         recorder.check()
@@ -304,7 +309,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, names: Mapping[int, list[tuple[str, torch.Tensor]]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._names = names
-        self._refused: UnsupportedError | None = None
+        self.refused: UnsupportedError | None = None
         self._memories: dict[int, _Memory] = {
             key: _Memory(these[0][1], target=True) for key, these in names.items()
         }
@@ -320,8 +325,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def check(self) -> None:
         """What is refused when the loader is done. Raises a refusal again that it has caught."""
-        if self._refused is not None:
-            raise self._refused
+        if self.refused is not None:
+            raise self.refused
         if self._kept():
             gc.collect()  # what refers to itself
         if kept := self._kept():
@@ -509,8 +514,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if memory is not None:
                 into = self._name_at(place) if memory.target else "a tensor"
             text = f"the loader writes to {into} what {operation} makes of {of}"
-        self._refused = UnsupportedError(f"{text}: load versions with the loader itself")
-        raise self._refused
+        self.refused = UnsupportedError(f"{text}: load versions with the loader itself")
+        raise self.refused
 
     # ---- Memories
 
