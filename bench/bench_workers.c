@@ -125,7 +125,7 @@ static refit_status engine_open(gpu_engine *engine, const refit_update *update, 
     if (engine->targets == NULL) return cli_refuse(error, REFIT_ERR_HOST_MEMORY, 0, "no memory");
     for (uint32_t i = 0; i < count; i++) {
         BENCH_TRY(refit_update_tensor(update, i, &tensor, NULL, error));
-        engine->targets[i] = (refit_target){i, NULL, tensor.bytes};
+        engine->targets[i] = (refit_target){i, NULL, tensor.bytes, NULL};
         bytes += (tensor.bytes + 511) / 512 * 512;
     }
     BENCH_TRY(refit_memory_alloc(engine->device, bytes, &engine->memory, error));

@@ -45,6 +45,17 @@ typedef struct rft_copy {
                           refuse memory that they cannot reach; code breaks on it */
 } rft_copy;
 
+/* Rows that lie apart: as many bytes of each, to rows that lie apart in another way. */
+typedef struct rft_rows {
+    void *to;         /* memory of the device */
+    const void *from; /* likewise, or of the host */
+    bool from_host;
+    uint64_t bytes; /* of a row */
+    uint64_t count;
+    uint64_t to_step; /* bytes from one row's beginning to the next, at least those of a row */
+    uint64_t from_step;
+} rft_rows;
+
 /* When the source of a batch may be read. */
 typedef enum rft_copy_order {
     RFT_COPY_STREAM = 0, /* after the work before it on the stream: always right */
@@ -142,6 +153,9 @@ typedef struct rft_device_ops {
      * `copies` may be reused when the call returns. At most caps.batch_most of them. */
     refit_status (*copy_batch)(void *self, refit_stream_ref stream, const rft_copy *copies,
                                uint32_t count, rft_copy_order order, refit_error *error);
+    /* REFIT_ERR_UNSUPPORTED: not with such steps; nothing was queued. */
+    refit_status (*copy_rows)(void *self, refit_stream_ref stream, const rft_rows *rows,
+                              refit_error *error);
     refit_status (*zero)(void *self, refit_stream_ref stream, void *memory, uint64_t bytes,
                          refit_error *error);
 
@@ -278,6 +292,9 @@ void rft_device_host_unpin(refit_device *device, void *memory, uint64_t bytes);
 refit_status rft_device_copy_batch(refit_device *device, refit_stream_ref stream,
                                    const rft_copy *copies, uint32_t count, rft_copy_order order,
                                    refit_error *error);
+/* In stream order; a device that cannot do it at once copies row by row. All memory was checked. */
+refit_status rft_device_copy_rows(refit_device *device, refit_stream_ref stream,
+                                  const rft_rows *rows, refit_error *error);
 refit_status rft_device_zero(refit_device *device, refit_stream_ref stream, void *memory,
                              uint64_t bytes, refit_error *error);
 refit_status rft_device_digest(refit_device *device, refit_stream_ref stream, const void *memory,

@@ -468,6 +468,56 @@ refit_status rft_device_copy_batch(refit_device *device, refit_stream_ref stream
     return device->ops.copy_batch(device->self, stream, copies, count, order, error);
 }
 
+/* How many bytes lie between the first one and the last, both included. */
+static bool rows_reach(uint64_t step, uint64_t bytes, uint64_t count, uint64_t *reach)
+{
+    uint64_t before;
+    return rft_mul_u64(count - 1, step, &before) && rft_add_u64(before, bytes, reach);
+}
+
+static refit_status check_rows(const rft_rows *rows, refit_error *error)
+{
+    uint64_t to_reach, from_reach;
+    NEED(rows->to != NULL && rows->from != NULL, error, "rows have no source or no destination");
+    NEED(rows->bytes <= rows->to_step && rows->bytes <= rows->from_step, error,
+         "rows overlap: the step from one to the next is less than a row");
+    NEED(rows_reach(rows->to_step, rows->bytes, rows->count, &to_reach) &&
+             rows_reach(rows->from_step, rows->bytes, rows->count, &from_reach),
+         error, "rows would end beyond the last address: their size is wrong");
+    NEED_SPAN(rows->to, to_reach, error);
+    NEED_SPAN(rows->from, from_reach, error);
+    return REFIT_OK;
+}
+
+#define ROWS_AT_ONCE 64u
+
+static refit_status copy_row_by_row(refit_device *device, refit_stream_ref stream,
+                                    const rft_rows *rows, refit_error *error)
+{
+    rft_copy copies[ROWS_AT_ONCE];
+    uint64_t most = rft_min_u64(rft_device_get_caps(device).batch_most, ROWS_AT_ONCE);
+    for (uint64_t at = 0; at < rows->count;) {
+        uint32_t count = (uint32_t)rft_min_u64(rows->count - at, most);
+        for (uint32_t i = 0; i < count; i++, at++)
+            copies[i] = (rft_copy){.to = (unsigned char *)rows->to + at * rows->to_step,
+                                   .from = (const unsigned char *)rows->from + at * rows->from_step,
+                                   .bytes = rows->bytes,
+                                   .known_memory = rows->from_host};
+        RFT_TRY(rft_device_copy_batch(device, stream, copies, count, RFT_COPY_STREAM, error));
+    }
+    return REFIT_OK;
+}
+
+refit_status rft_device_copy_rows(refit_device *device, refit_stream_ref stream,
+                                  const rft_rows *rows, refit_error *error)
+{
+    if (rows->count == 0 || rows->bytes == 0) return REFIT_OK;
+    RFT_TRY(check_rows(rows, error));
+    refit_status status = device->ops.copy_rows(device->self, stream, rows, error);
+    if (status != REFIT_ERR_UNSUPPORTED) return status;
+    return copy_row_by_row(device, stream, rows, error);
+}
+
 refit_status rft_device_zero(refit_device *device, refit_stream_ref stream, void *memory,
                              uint64_t bytes, refit_error *error)
 {

@@ -78,6 +78,15 @@ static refit_status no_digest_copy(void *self, refit_stream_ref stream, void *to
     return refuse(error, "digests of its own");
 }
 
+static refit_status no_copy_rows(void *self, refit_stream_ref stream, const rft_rows *rows,
+                                 refit_error *error)
+{
+    (void)self;
+    (void)stream;
+    (void)rows;
+    return refuse(error, "copies of rows");
+}
+
 static refit_status no_cast_bf16(void *self, refit_stream_ref stream, uint16_t *to,
                                  const float *from, uint64_t count, refit_error *error)
 {
@@ -185,6 +194,7 @@ static void fill(rft_device_ops *ops)
     FILL(host_pin, no_host_pin);
     FILL(host_unpin, no_range);
     FILL(stream_call, no_stream_call);
+    FILL(copy_rows, no_copy_rows);
     FILL(digest, no_digest);
     FILL(digest_copy, no_digest_copy);
     FILL(cast_bf16, no_cast_bf16);

@@ -227,6 +227,46 @@ refit_stream_ref rft_copy_queue_stream(rft_copy_queue *queue)
     return queue->stream;
 }
 
+/* How many rows one copy takes; 0: the first lies across two registrations. */
+static uint64_t rows_at_once(const rft_copy_queue *queue, const rft_rows *rows,
+                             const rft_pinning *pinning)
+{
+    if (!rows->from_host) return rows->count;
+    uint64_t all = (rows->count - 1) * rows->from_step + rows->bytes;
+    uint64_t there = rft_pinning_reach(pinning, rows->from, all);
+    if (there < rows->bytes) return 0;
+    uint64_t most = queue->piece_bytes / rows->bytes;
+    return rft_min_u64((there - rows->bytes) / rows->from_step + 1, most > 0 ? most : 1);
+}
+
+refit_status rft_copy_queue_copy_rows(rft_copy_queue *queue, const rft_rows *rows,
+                                      const rft_pinning *pinning, refit_error *error)
+{
+    rft_rows left = *rows;
+    queue->busy = true;
+    while (left.count > 0) {
+        rft_rows some = left;
+        some.count = rows_at_once(queue, &left, pinning);
+        if (some.count == 0) {
+            some.count = 1;
+            RFT_TRY(rft_copy_queue_copy(queue, left.to, left.from, left.bytes, pinning, error));
+        } else {
+            RFT_TRY(rft_device_copy_rows(queue->device, queue->stream, &some, error));
+        }
+        left.count -= some.count;
+        left.to = (unsigned char *)left.to + some.count * left.to_step;
+        left.from = (const unsigned char *)left.from + some.count * left.from_step;
+    }
+    return REFIT_OK;
+}
+
+refit_status rft_copy_queue_cast(rft_copy_queue *queue, uint16_t *to, const float *from,
+                                 uint64_t count, refit_error *error)
+{
+    queue->busy = true;
+    return refit_stream_cast_bf16(queue->device, queue->stream, to, from, count, error);
+}
+
 bool rft_copy_queue_digests(const rft_copy_queue *queue)
 {
     return queue->caps.digests;

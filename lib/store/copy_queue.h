@@ -42,6 +42,12 @@ refit_status rft_copy_queue_copy_within(rft_copy_queue *queue, void *to, const v
 /* For work of another kind, which counts as under way from now on, and for another queue to follow.
  */
 refit_stream_ref rft_copy_queue_stream(rft_copy_queue *queue);
+/* Rows that lie apart, to the device's memory. `pinning`: of those on the host, or NULL. */
+refit_status rft_copy_queue_copy_rows(rft_copy_queue *queue, const rft_rows *rows,
+                                      const rft_pinning *pinning, refit_error *error);
+/* Elements of fp32, within the device, to bf16. */
+refit_status rft_copy_queue_cast(rft_copy_queue *queue, uint16_t *to, const float *from,
+                                 uint64_t count, refit_error *error);
 /* The digest of memory of the device that lies `offset` bytes into a whole. Where the device takes
  * none itself, the bytes are fetched piece by piece, and the call waits for that. */
 refit_status rft_copy_queue_digest(rft_copy_queue *queue, const void *memory, uint64_t bytes,

@@ -23,6 +23,7 @@
 #define rft_cu_allocation      CUmemAllocationProp
 #define rft_cu_access          CUmemAccessDesc
 #define rft_cu_copy_attributes CUmemcpyAttributes
+#define rft_cu_copy_2d         CUDA_MEMCPY2D
 #define rft_cu_host_fn         CUhostFn
 #include "device/cuda/cuda_driver.h"
 
@@ -78,6 +79,7 @@ const abi_call abi_calls[] = {
     {SAME(host_register, PFN_cuMemHostRegister_v6050)},
     {SAME(host_unregister, PFN_cuMemHostUnregister_v4000)},
     {SAME(copy, PFN_cuMemcpyAsync_v4000)},
+    {SAME(copy_2d, PFN_cuMemcpy2DAsync_v3020)},
     {SAME(copy_batch, PFN_cuMemcpyBatchAsync_v13000)},
     {SAME(copy_batch_12080, PFN_cuMemcpyBatchAsync_v12080)},
     {SAME(fill, PFN_cuMemsetD8Async_v3020)},

@@ -179,6 +179,23 @@ static const struct abi_layout {
     {PLACE(rft_cu_copy_attributes, source_hint, CUmemcpyAttributes, srcLocHint)},
     {PLACE(rft_cu_copy_attributes, target_hint, CUmemcpyAttributes, dstLocHint)},
     {PLACE(rft_cu_copy_attributes, flags, CUmemcpyAttributes, flags)},
+    {SIZE(rft_cu_copy_2d, CUDA_MEMCPY2D)},
+    {PLACE(rft_cu_copy_2d, from_x, CUDA_MEMCPY2D, srcXInBytes)},
+    {PLACE(rft_cu_copy_2d, from_y, CUDA_MEMCPY2D, srcY)},
+    {PLACE(rft_cu_copy_2d, from_type, CUDA_MEMCPY2D, srcMemoryType)},
+    {PLACE(rft_cu_copy_2d, from_host, CUDA_MEMCPY2D, srcHost)},
+    {PLACE(rft_cu_copy_2d, from_device, CUDA_MEMCPY2D, srcDevice)},
+    {PLACE(rft_cu_copy_2d, from_array, CUDA_MEMCPY2D, srcArray)},
+    {PLACE(rft_cu_copy_2d, from_pitch, CUDA_MEMCPY2D, srcPitch)},
+    {PLACE(rft_cu_copy_2d, to_x, CUDA_MEMCPY2D, dstXInBytes)},
+    {PLACE(rft_cu_copy_2d, to_y, CUDA_MEMCPY2D, dstY)},
+    {PLACE(rft_cu_copy_2d, to_type, CUDA_MEMCPY2D, dstMemoryType)},
+    {PLACE(rft_cu_copy_2d, to_host, CUDA_MEMCPY2D, dstHost)},
+    {PLACE(rft_cu_copy_2d, to_device, CUDA_MEMCPY2D, dstDevice)},
+    {PLACE(rft_cu_copy_2d, to_array, CUDA_MEMCPY2D, dstArray)},
+    {PLACE(rft_cu_copy_2d, to_pitch, CUDA_MEMCPY2D, dstPitch)},
+    {PLACE(rft_cu_copy_2d, width, CUDA_MEMCPY2D, WidthInBytes)},
+    {PLACE(rft_cu_copy_2d, height, CUDA_MEMCPY2D, Height)},
 };
 
 TEST(numbers_are_those_of_the_toolkit)

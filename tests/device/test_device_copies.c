@@ -59,6 +59,63 @@ TEST(a_batch_copies_every_piece)
     free(there);
 }
 
+#define ROWS 97u
+
+static rft_rows rows_from(const void *from, void *to, bool from_host)
+{
+    return (rft_rows){.to = to,
+                      .from = from,
+                      .from_host = from_host,
+                      .bytes = 13,
+                      .count = ROWS,
+                      .to_step = 17,
+                      .from_step = from_host ? 29 : 17};
+}
+
+TEST(rows_go_to_rows_that_lie_apart)
+{
+    unsigned char *host = steady_alloc(ROWS * 29), *back = steady_alloc(2 * ROWS * 17);
+    unsigned char *memory = device_alloc(2 * ROWS * 17), *other = memory + ROWS * 17;
+    const rft_rows up = rows_from(host + 1, memory, true), on_it = rows_from(memory, other, false);
+    pattern_fill(host, ROWS * 29, 3);
+    assert_ok(rft_device_zero(on.device, on.stream, memory, 2 * ROWS * 17, &on.error));
+    assert_ok(rft_device_copy_rows(on.device, on.stream, &up, &on.error));
+    assert_ok(rft_device_copy_rows(on.device, on.stream, &on_it, &on.error));
+    assert_ok(refit_stream_copy(on.device, on.stream, back, memory, 2 * ROWS * 17, &on.error));
+    wait_stream();
+    for (unsigned i = 0; i < 2 * ROWS; i++) {
+        assert_memory_equal(back + i * 17, host + 1 + i % ROWS * 29, 13);
+        for (unsigned at = 13; at < 17; at++)
+            assert_int_equal(back[i * 17 + at], 0);
+    }
+    device_free(memory);
+    steady_free(back, 2 * ROWS * 17);
+    steady_free(host, ROWS * 29);
+}
+
+TEST(rows_that_are_wrong_are_refused)
+{
+    unsigned char *memory = device_alloc(4096);
+    rft_rows good = rows_from(memory, memory + 2048, false), rows = good;
+    rows.to_step = 12;
+    assert_invalid(rft_device_copy_rows(on.device, on.stream, &rows, &on.error));
+    rows = good;
+    rows.from_step = 12;
+    assert_invalid(rft_device_copy_rows(on.device, on.stream, &rows, &on.error));
+    rows = good;
+    rows.to = NULL;
+    assert_invalid(rft_device_copy_rows(on.device, on.stream, &rows, &on.error));
+    rows = good;
+    rows.count = UINT64_MAX;
+    assert_invalid(rft_device_copy_rows(on.device, on.stream, &rows, &on.error));
+    rows = good;
+    rows.from_step = UINT64_MAX / 2;
+    assert_invalid(rft_device_copy_rows(on.device, on.stream, &rows, &on.error));
+    rows.count = 0;
+    assert_ok(rft_device_copy_rows(on.device, on.stream, &rows, &on.error));
+    device_free(memory);
+}
+
 TEST(the_list_of_a_batch_may_be_reused_at_once)
 {
     enum { PIECES = 64 };

@@ -120,6 +120,59 @@ rft_cu_result fake_cu_copy(rft_cu_ptr to, rft_cu_ptr from, size_t bytes, rft_cu_
     return fake_end(&call, result);
 }
 
+#define PITCH_MOST INT32_MAX
+
+/* The addresses of both sides; 0 for an array, or a place within a side. */
+static void sides_of(const rft_cu_copy_2d *from, uint64_t *to, uint64_t *source)
+{
+    *to = from->to_type == RFT_CU_MEMORY_HOST ? (uintptr_t)from->to_host : from->to_device;
+    *source =
+        from->from_type == RFT_CU_MEMORY_HOST ? (uintptr_t)from->from_host : from->from_device;
+    bool within = from->from_x != 0 || from->from_y != 0 || from->to_x != 0 || from->to_y != 0;
+    if (within || from->to_type == RFT_CU_MEMORY_ARRAY) *to = 0;
+    if (from->from_type == RFT_CU_MEMORY_ARRAY) *source = 0;
+}
+
+/* A copy for each row. */
+static rft_cu_result fill_rows(const rft_cu_copy_2d *from, fake_op *op, bool *waits)
+{
+    uint64_t to, source;
+    rft_cu_result result = RFT_CU_SUCCESS;
+    sides_of(from, &to, &source);
+    if (to == 0 || source == 0) return RFT_CU_INVALID_VALUE;
+    for (size_t i = 0; i < from->height && result == RFT_CU_SUCCESS; i++) {
+        op->copies[i] = (fake_copy){.to = to + i * from->to_pitch,
+                                    .from = source + i * from->from_pitch,
+                                    .bytes = from->width};
+        result = check(&op->copies[i], waits);
+    }
+    return result;
+}
+
+rft_cu_result fake_cu_copy_2d(const rft_cu_copy_2d *copy, rft_cu_stream stream)
+{
+    fake_call call;
+    bool waits = false;
+    rft_cu_result result = fake_begin(&call, FAKE_copy_2d, FAKE_NEEDS_CONTEXT);
+    if (result == RFT_CU_SUCCESS &&
+        (copy == NULL || copy->width == 0 || copy->height == 0 || copy->to_pitch < copy->width ||
+         copy->from_pitch < copy->width || copy->to_pitch > PITCH_MOST ||
+         copy->from_pitch > PITCH_MOST))
+        result = RFT_CU_INVALID_VALUE;
+    fake_stream *target = result == RFT_CU_SUCCESS ? fake_stream_for(&call, stream, &result) : NULL;
+    if (target != NULL) {
+        fake_op *op = copies_new(copy->height);
+        result = fill_rows(copy, op, &waits);
+        if (result == RFT_CU_SUCCESS) {
+            queue(&call, target, op, waits);
+        } else {
+            copies_drop(op);
+            free(op);
+        }
+    }
+    return fake_end(&call, result);
+}
+
 /* The arguments of a batch, whichever version brings them. */
 typedef struct fake_batch {
     rft_cu_ptr *to;

@@ -143,6 +143,42 @@ DRIVER_TEST(a_batch_is_refused_for_what_is_wrong_with_it)
     fake_cuda_forgive();
 }
 
+DRIVER_TEST(rows_are_refused_for_what_is_wrong_with_them)
+{
+    char *host = pinned_memory(300);
+    rft_cu_ptr memory = device_memory(600);
+    rft_cu_stream stream = open_stream();
+    const rft_cu_copy_2d good = {.from_type = RFT_CU_MEMORY_HOST,
+                                 .from_host = host,
+                                 .from_pitch = 100,
+                                 .to_type = RFT_CU_MEMORY_DEVICE,
+                                 .to_device = memory,
+                                 .to_pitch = 200,
+                                 .width = 60,
+                                 .height = 3};
+    rft_cu_copy_2d it = good;
+    for (int i = 0; i < 300; i++)
+        host[i] = (char)i;
+    assert_cu(cu.copy_2d(&good, stream));
+    fake_cuda_settle();
+    assert_memory_equal(fake_cuda_bytes(memory + 400, 60), host + 200, 60);
+    it.width = 0;
+    refuses(INVALID_VALUE, cu.copy_2d(&it, stream));
+    it = good;
+    it.from_pitch = 59;
+    refuses(INVALID_VALUE, cu.copy_2d(&it, stream));
+    it = good;
+    it.to_pitch = (size_t)INT32_MAX + 1;
+    refuses(INVALID_VALUE, cu.copy_2d(&it, stream));
+    it = good;
+    it.height = 4; /* beyond both */
+    refuses(INVALID_VALUE, cu.copy_2d(&it, stream));
+    it = good;
+    it.to_type = RFT_CU_MEMORY_ARRAY;
+    refuses(INVALID_VALUE, cu.copy_2d(&it, stream));
+    refuses(INVALID_VALUE, cu.copy_2d(NULL, stream));
+}
+
 DRIVER_TEST(source_order_any_reads_when_it_is_called)
 {
     char *host = pinned_memory(300);

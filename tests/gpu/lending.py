@@ -57,6 +57,39 @@ def halved(model):
     return model
 
 
+class Fused(torch.nn.Module):
+    """An engine that stacks, divides, turns and converts the weights, and its own loader."""
+
+    def __init__(self, device):
+        super().__init__()
+        self.layers = torch.nn.Parameter(torch.zeros(8, WIDTH, WIDTH, device=device))
+        self.biases = torch.nn.Parameter(torch.zeros(8 * WIDTH, device=device))
+        self.short = torch.nn.Parameter(torch.zeros(1001, device=device, dtype=torch.bfloat16))
+        self.odd = torch.nn.Parameter(torch.zeros(5, 3, 17, device=device))
+        self.columns = torch.nn.Parameter(torch.zeros(1000, WIDTH // 2, device=device))
+        self.rows = torch.nn.Parameter(torch.zeros(500, WIDTH, device=device, dtype=torch.bfloat16))
+
+    def load_weights(self, weights):
+        for name, tensor in weights:
+            if name.startswith("layers"):
+                _, number, kind = name.split(".")
+                place = self.layers.data if kind == "weight" else self.biases.data.view(8, WIDTH)
+                place[int(number)].copy_(tensor)
+            elif name == "embed.weight":
+                self.columns.data.copy_(tensor[:, WIDTH // 2 :])
+                self.rows.data.copy_(tensor[500:])
+            elif name == "odd":
+                self.odd.data.copy_(tensor.permute(2, 0, 1))
+            elif name == "short":
+                self.short.data.copy_(tensor)
+
+
+def fused_of(model, device):
+    made = Fused(device)
+    made.load_weights(model.state_dict().items())
+    return made
+
+
 def twin_of(model, device):
     twin = Model(device)
     twin.load_state_dict(model.state_dict())
@@ -84,9 +117,11 @@ def refuse(update, model, pipe):
 
 
 def work(device, endpoint, name, pipe, options):
-    model = Model(device, seed=0)
+    model, parts = Model(device, seed=0), None
     if options.get("halved"):
         halved(model)
+    if options.get("fused"):
+        model = Fused(device)
     given = {} if on_gpu(device) else {"device": None}
     subscriber = refit.Subscriber(endpoint, worker=name, timeout=WAIT_S, **given)
     if options.get("bind"):
@@ -111,6 +146,9 @@ def work(device, endpoint, name, pipe, options):
                             state[name].copy_(tensor)
                 elif options.get("casts"):
                     update.load_into(model, cast=True)
+                elif options.get("fused"):
+                    parts = parts or refit.record(model.load_weights, update, model)
+                    update.load_into(parts)
                 else:
                     update.load_into(model)
             pipe.send((update.version, update.device, bits_of(model)))
@@ -218,6 +256,20 @@ def what_is_made_on_the_way_is_copied(device):
                 model.odd.add_(version)
             publisher.publish(refit.named_weights(model, dtype=torch.bfloat16))
             expect(engine, halved(twin_of(model, device)), version, device)
+
+
+def an_engine_with_a_loader_of_its_own_takes_parts(device):
+    """From the trainer's memory on the GPU, and over the host."""
+    for options in ({}, {"broadcast_gpu": "off"}):
+        model = Model(device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        with trainer(device, **options) as publisher:
+            engine = Engine(device, publisher.endpoint, "one", fused=True)
+            publisher.wait_workers(1, WAIT_S)
+            for version in range(1, 4):
+                step(model, optimizer)
+                publisher.publish(model.state_dict())
+                expect(engine, fused_of(model, device), version, device, there=not options)
 
 
 def more_copies_than_allowed_are_streamed(device):
@@ -355,6 +407,7 @@ SCENES = {
         two_engines_read_at_once,
         weights_that_were_freed_and_taken_again_are_read_where_they_are,
         what_is_made_on_the_way_is_copied,
+        an_engine_with_a_loader_of_its_own_takes_parts,
         more_copies_than_allowed_are_streamed,
         more_than_a_bound_engine_may_have_goes_over_the_host,
         an_engine_killed_while_it_reads_costs_a_version,

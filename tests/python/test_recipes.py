@@ -115,6 +115,7 @@ TESTED = {
     "TRL with PEFT",
     "bf16 workers of an fp32 trainer",
     "Renamed and fused weights",
+    "Engines with a loader of their own",
     "A checkpoint while states are away",
     "States that never fit",
     "Schedule-free optimizers",
@@ -253,6 +254,29 @@ def test_renamed_and_fused_weights(scene: Scene, recipe: Any) -> None:
         fused = torch.cat([now[f"attn.{name}.weight"] for name in "qkv"]).bfloat16()
         assert torch.equal(engine.qkv.weight, fused)
         assert torch.equal(engine.out.weight, now["attn.o.weight"].bfloat16())
+
+
+class Loading(Engine):
+    def load_weights(self, weights: Any) -> None:
+        begins = {"q": 0, "k": 8, "v": 12}
+        for name, weight in weights:
+            kind = name.split(".")[1]
+            place = self.out.weight if kind == "o" else self.qkv.weight[begins[kind] :]
+            place.data[: len(weight)].copy_(weight)
+
+
+def test_engines_with_a_loader_of_their_own(scene: Scene, recipe: Any) -> None:
+    (block,) = recipe["Engines with a loader of their own"]
+    engine, expected = Loading(), Loading()
+    scene.names["engine"] = engine
+    for step, part in enumerate(block.split("\n\n")):
+        now = {name: one.detach() + step for name, one in Attention().named_parameters()}
+        trainer = scene.send(now)
+        scene.run(part)
+        trainer.join()
+        expected.load_weights(now.items())
+        for one, other in zip(engine.parameters(), expected.parameters(), strict=True):
+            assert torch.equal(one, other)
 
 
 def test_a_checkpoint_while_states_are_away(scene: Scene, recipe: Any) -> None:

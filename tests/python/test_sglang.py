@@ -231,9 +231,11 @@ def test_ranks_that_failed_or_differ_are_one_sentence(
         sglang.refit_update(engine, publishing.endpoint, 1, WAIT_S)
     done.result()
     other_rank["found"] = None
-    loads = engine.runner.model.loads  # ranks that differ all fetch the next order
+    with torch.no_grad():
+        for one in engine.runner.model.parameters():
+            one.zero_()
     assert sglang.refit_update(engine, publishing.endpoint, 1, WAIT_S) == 1
-    assert (engine.runner.model.loads, _holds(engine, 1)) == (loads + 1, True)
+    assert _holds(engine, 1)  # ranks that differ all fetch the next order
 
 
 def test_the_plugin_does_nothing_where_there_is_no_scheduler(engine: fake.Engine) -> None:

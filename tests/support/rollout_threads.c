@@ -73,7 +73,7 @@ static refit_status load_targets(const update_view *view, refit_update *update)
     for (uint32_t i = 0; i < view->count; i++) {
         const unsigned char *base = view->bytes[i];
         targets[i] = (refit_target){i, engine + (base - (const unsigned char *)engine),
-                                    view->tensors[i].bytes};
+                                    view->tensors[i].bytes, NULL};
     }
     return refit_update_copy(update, targets, view->count, REFIT_STREAM_NONE, NULL);
 }

@@ -476,7 +476,7 @@ static void engine_open_on(engine *to, const gpu_play *play, refit_device *devic
         const rft_manifest_tensor *tensor = &manifest->tensors[i];
         if (tensor->alias_of != REFIT_NO_ALIAS) continue;
         to->targets[to->count++] =
-            (refit_target){i, to->memory + tensor->offset + shift, tensor->bytes};
+            (refit_target){i, to->memory + tensor->offset + shift, tensor->bytes, NULL};
     }
 }
 
@@ -743,10 +743,10 @@ PLAY_TEST(what_does_not_fit_is_refused_before_the_first_byte)
     refit_update *update = lend_to(play, subscriber, 1);
     engine_open(&to, play, 0);
     const refit_target wrong[] = {
-        {to.targets[0].tensor, to.targets[0].memory, to.targets[0].bytes + 1},
-        {SAMPLE_TENSORS, to.targets[0].memory, to.targets[0].bytes},
-        {to.targets[0].tensor, &to, to.targets[0].bytes}, /* host memory */
-        {to.targets[0].tensor, NULL, to.targets[0].bytes},
+        {to.targets[0].tensor, to.targets[0].memory, to.targets[0].bytes + 1, NULL},
+        {SAMPLE_TENSORS, to.targets[0].memory, to.targets[0].bytes, NULL},
+        {to.targets[0].tensor, &to, to.targets[0].bytes, NULL}, /* host memory */
+        {to.targets[0].tensor, NULL, to.targets[0].bytes, NULL},
     };
     for (size_t i = 0; i < COUNT_OF(wrong); i++) {
         const refit_target both[] = {to.targets[1], wrong[i]};

@@ -198,6 +198,26 @@ typedef struct rft_cu_copy_attributes {
     unsigned flags;
 } rft_cu_copy_attributes;
 
+/* CUDA_MEMCPY2D: rows of as many bytes, in which each side has its own distance */
+typedef struct rft_cu_copy_2d {
+    size_t from_x; /* 0, like the other places within a side */
+    size_t from_y;
+    int from_type; /* RFT_CU_MEMORY_*: which of the three addresses counts */
+    const void *from_host;
+    rft_cu_ptr from_device;
+    void *from_array;
+    size_t from_pitch; /* bytes from one row's beginning to the next */
+    size_t to_x;
+    size_t to_y;
+    int to_type;
+    void *to_host;
+    rft_cu_ptr to_device;
+    void *to_array;
+    size_t to_pitch;
+    size_t width; /* bytes of a row */
+    size_t height;
+} rft_cu_copy_2d;
+
 /* CUdriverProcAddressQueryResult */
 #define RFT_CU_SYMBOL_FOUND     0
 #define RFT_CU_SYMBOL_NOT_FOUND 1

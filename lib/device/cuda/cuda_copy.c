@@ -22,8 +22,9 @@
 
 /* ---- Batches ------------------------------------------------------------------------------ */
 
-#define GAP_MOST    8192u /* padding that is copied rather than parting a chunk */
-#define SMALL_LEAST 16u   /* small copies of a batch that are worth a kernel */
+#define GAP_MOST    8192u     /* padding that is copied rather than parting a chunk */
+#define PITCH_MOST  INT32_MAX /* that every GPU takes */
+#define SMALL_LEAST 16u       /* small copies of a batch that are worth a kernel */
 
 struct rft_cuda_copier {
     rft_cuda_staging *staging;
@@ -271,6 +272,35 @@ static refit_status cuda_copy_batch(void *self, refit_stream_ref stream, const r
     RFT_CUDA_GUARDED(cuda, error, copy_batch(cuda, stream, copies, count, order, error));
 }
 
+static refit_status copy_rows(rft_cuda_device *cuda, refit_stream_ref stream, const rft_rows *rows,
+                              refit_error *error)
+{
+    rft_cuda_work work;
+    rft_cu_copy_2d copy = {.from_type = rows->from_host ? RFT_CU_MEMORY_HOST : RFT_CU_MEMORY_DEVICE,
+                           .from_host = rows->from_host ? rows->from : NULL,
+                           .from_device = rows->from_host ? 0 : (uintptr_t)rows->from,
+                           .from_pitch = rows->from_step,
+                           .to_type = RFT_CU_MEMORY_DEVICE,
+                           .to_device = (uintptr_t)rows->to,
+                           .to_pitch = rows->to_step,
+                           .width = rows->bytes,
+                           .height = rows->count};
+    RFT_REFUSE_IF(rows->from_step > PITCH_MOST || rows->to_step > PITCH_MOST, error,
+                  REFIT_ERR_UNSUPPORTED, "rows lie further apart than the driver copies them");
+    RFT_TRY(rft_cuda_work_begin(cuda, stream, &work, error));
+    rft_cu_result result = cuda->driver.copy_2d(&copy, work.stream);
+    refit_status status =
+        rft_cuda_check_copy(&cuda->driver, result, error, "a copy of rows could not be queued");
+    return rft_cuda_work_end(cuda, &work, status, error);
+}
+
+static refit_status cuda_copy_rows(void *self, refit_stream_ref stream, const rft_rows *rows,
+                                   refit_error *error)
+{
+    rft_cuda_device *cuda = self;
+    RFT_CUDA_GUARDED(cuda, error, copy_rows(cuda, stream, rows, error));
+}
+
 static refit_status zero(rft_cuda_device *cuda, refit_stream_ref stream, void *memory,
                          uint64_t bytes, refit_error *error)
 {
@@ -292,5 +322,6 @@ static refit_status cuda_zero(void *self, refit_stream_ref stream, void *memory,
 void rft_cuda_copy_slots(rft_device_ops *ops)
 {
     ops->copy_batch = cuda_copy_batch;
+    ops->copy_rows = cuda_copy_rows;
     ops->zero = cuda_zero;
 }

@@ -59,6 +59,7 @@
     R(host_unregister, "cuMemHostUnregister", 4000, void *memory)                                  \
     R(copy, "cuMemcpyAsync", 4000, rft_cu_ptr to, rft_cu_ptr from, size_t bytes,                   \
       rft_cu_stream stream)                                                                        \
+    R(copy_2d, "cuMemcpy2DAsync", 3020, const rft_cu_copy_2d *copy, rft_cu_stream stream)          \
     O(copy_batch, "cuMemcpyBatchAsync", 13000, rft_cu_ptr *to, rft_cu_ptr *from, size_t *bytes,    \
       size_t count, rft_cu_copy_attributes *attributes, size_t *starts, size_t attribute_count,    \
       rft_cu_stream stream)                                                                        \

@@ -543,21 +543,44 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_update_tensor(const refit_update *
                                                             uint32_t index, refit_tensor *tensor,
                                                             const void **bytes, refit_error *error);
 
-/* Memory of the caller's that a tensor is copied to. */
+#define REFIT_BOX_RANK_MAX 4
+
+/* A part of a tensor, and where each of its elements goes: from `offset`, and to the beginning of
+ * the memory, on by a stride for each dimension. Dimensions go from the outermost to the innermost,
+ * whose elements follow each other on both sides (stride 1); no two elements meet. */
+typedef struct refit_box {
+    refit_dtype dtype; /* in the memory: the tensor's, or BF16 for a tensor of F32 */
+    uint32_t rank;     /* 1 to REFIT_BOX_RANK_MAX */
+    uint64_t shape[REFIT_BOX_RANK_MAX];
+    uint64_t offset;                           /* of the first element in the tensor, in elements */
+    uint64_t from_strides[REFIT_BOX_RANK_MAX]; /* strides in the tensor, in elements */
+    uint64_t to_strides[REFIT_BOX_RANK_MAX];   /* strides in the memory, in elements of `dtype` */
+} refit_box;
+
+/* Memory of the caller's that a tensor, or a part of it, is copied to. */
 typedef struct refit_target {
-    uint32_t tensor; /* its index in the version */
-    void *memory;    /* borrowed for the call */
-    uint64_t bytes;  /* the tensor's */
+    uint32_t tensor;      /* its index in the version */
+    void *memory;         /* borrowed for the call */
+    uint64_t bytes;       /* the tensor's; of a part: from its first byte to its last */
+    const refit_box *box; /* borrowed for the call; NULL: the whole tensor */
 } refit_target;
 
 /*
  * Copies tensors of a version to memory on the GPU of refit_subscriber_use_device, after the work
  * that the caller has put on `after`. When the call returns all bytes are there. The whole list is
- * checked before the first copy. Blocks for the copies, at most broadcast.stage_timeout_ms.
+ * checked before the first copy. Blocks for the copies, at most broadcast.stage_timeout_ms. Where
+ * entries of the list meet, the later one stays.
+ *
+ * A part whose elements all follow each other is one copy, one of rows is one for each two inner
+ * dimensions. F32 becomes BF16 on the way (rounded to the nearest, ties to even) where the version
+ * is in the GPU's memory and all elements of the part follow each other on both sides.
  *
  * A version in that GPU's memory (refit_update_device) takes one wait for each 1,024 tensors, and
  * what was copied is compared with the trainer's digests, so that a trainer that changes tensors it
- * has lent is noticed. A version in host memory takes one wait; its memory is page-locked by the
+ * has lent is noticed. The digest of a whole tensor is that of the bytes which were copied; one of
+ * which parts were copied is read as a whole once more, after the last of its parts that stand next
+ * to each other in the list: so keep those together. A change that the trainer took back before
+ * this is not noticed. A version in host memory takes one wait; its memory is page-locked by the
  * first such call, and stays so for the versions that come into it. Where that cannot be had the
  * copies are slower, and the log says so. What the caller wrote into views of shared memory is not
  * copied.
@@ -569,8 +592,10 @@ typedef struct refit_target {
  * the update can only be refused, and that counts with `kept` 0.
  *
  * Errors:
- * - REFIT_ERR_UNSUPPORTED: it lies in the GPU's memory, and the GPU takes no digests
- * - REFIT_ERR_INVALID, nothing was written: another size, or memory that is not the GPU's
+ * - REFIT_ERR_UNSUPPORTED, nothing was written: it lies in the GPU's memory, and the GPU takes no
+ *   digests; or a part that is not a copy of rows, or a conversion that there is not
+ * - REFIT_ERR_INVALID, nothing was written: another size, memory that is not the GPU's, or a part
+ *   that is not within the tensor or whose elements meet
  * - REFIT_ERR_CORRUPT: a tensor was changed while it was read; some of the memory is written
  * - REFIT_ERR_TIMEOUT: the copies go on, and refit_update_close waits for them
  * - REFIT_ERR_STATE: no device was given, or the update is closed; or it is decided, and lies in

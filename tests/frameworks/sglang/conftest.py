@@ -6,7 +6,8 @@ from pathlib import Path
 
 STUBS = str(Path(__file__).with_name("stubs"))
 sys.path.insert(0, STUBS)  # of processes that are spawned
-os.environ["PYTHONPATH"] = os.pathsep.join([STUBS, os.environ.get("PYTHONPATH", "")])
+HERE = str(Path(__file__).parent)  # for recording_loader.py
+os.environ["PYTHONPATH"] = os.pathsep.join([STUBS, HERE, os.environ.get("PYTHONPATH", "")])
 os.environ.update(
     OMP_NUM_THREADS="1",
     HF_HUB_OFFLINE="1",

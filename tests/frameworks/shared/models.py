@@ -25,6 +25,16 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"tie_word_embeddings": False}),
     "tied_llama": ("Llama", {"tie_word_embeddings": True}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        {
+            "tie_word_embeddings": False,
+            "head_dim": 32,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 64,
+        },
+    ),
 }
 
 

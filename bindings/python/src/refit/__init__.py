@@ -53,7 +53,9 @@ if TYPE_CHECKING:
     from refit.weights.lockstep import LockstepError
     from refit.weights.manifest import Alias, RawTensor, TensorSpec
     from refit.weights.named_weights import NamedWeights, named_weights
+    from refit.weights.parts import Part, Parts
     from refit.weights.publisher import Publisher
+    from refit.weights.record import record
     from refit.weights.subscriber import Subscriber, SubscriberInfo
     from refit.weights.transaction import Transaction
     from refit.weights.update import Update
@@ -91,6 +93,8 @@ __all__ = [
     "MemPool",
     "NamedWeights",
     "NotFoundError",
+    "Part",
+    "Parts",
     "PeerError",
     "PinError",
     "ProtocolError",
@@ -117,6 +121,7 @@ __all__ = [
     "materialize",
     "mem_pool",
     "named_weights",
+    "record",
 ]
 
 # Where the other public names are. They are imported when they are first asked for, so that what
@@ -135,6 +140,8 @@ _PLACES = {
     "LockstepError": "refit.weights.lockstep",
     "MemPool": "refit.memory_pool",
     "NamedWeights": "refit.weights.named_weights",
+    "Part": "refit.weights.parts",
+    "Parts": "refit.weights.parts",
     "Publisher": "refit.weights.publisher",
     "Snapshot": "refit.weights.archive",
     "Subscriber": "refit.weights.subscriber",
@@ -151,6 +158,7 @@ _PLACES = {
     "materialize": "refit.weights.archive",
     "mem_pool": "refit.memory_pool",
     "named_weights": "refit.weights.named_weights",
+    "record": "refit.weights.record",
 }
 
 

@@ -143,6 +143,7 @@ REFIT_PART_NEW: Final = 2
 REFIT_CONFIG_ORIGINS: Final = 96
 REFIT_RANK_MAX: Final = 8
 REFIT_NO_ALIAS: Final = 4294967295
+REFIT_BOX_RANK_MAX: Final = 4
 REFIT_GROUPS: Final = 64
 REFIT_VERSION_MAJOR: Final = 0
 REFIT_VERSION_MINOR: Final = 1
@@ -450,12 +451,25 @@ class refit_destination(Structure):
     ]
 
 
+class refit_box(Structure):
+    __slots__ = ()
+    _fields_ = [
+        ("dtype", c_int),
+        ("rank", c_uint32),
+        ("shape", c_uint64 * 4),
+        ("offset", c_uint64),
+        ("from_strides", c_uint64 * 4),
+        ("to_strides", c_uint64 * 4),
+    ]
+
+
 class refit_target(Structure):
     __slots__ = ()
     _fields_ = [
         ("tensor", c_uint32),
         ("memory", c_void_p),
         ("bytes", c_uint64),
+        ("box", POINTER(refit_box)),
     ]
 
 

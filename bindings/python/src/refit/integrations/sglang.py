@@ -49,6 +49,7 @@ from refit.integrations._receiver import (
     subscribe,
     words_of,
 )
+from refit.integrations._recorded import RecordedLoader
 from refit.integrations._sglang_server import Server
 
 __all__ = [
@@ -73,6 +74,7 @@ LOADERS = [LOAD, PULL]
 
 ORDER = "refit.order"
 _RECEIVER = "_refit_receiver"
+_LOADER = "_refit_loader"
 _WRAPPED = "_refit_answers"
 _CALLERS = (
     ("sglang.srt.model_executor.model_runner_components.weight_updater", "WeightUpdater"),
@@ -208,7 +210,9 @@ def pull(model: Any, named_tensors: Named) -> None:
 
     The first order subscribes, and so does one with another endpoint. A version that is loaded
     already is fetched again: another trainer may have given it the same number, and SGLang may have
-    loaded others since. Blocks, at most as long as the order says. InvalidError if the
+    loaded others since. When the first one is loaded, the model's loader is recorded
+    (``refit.record``), and later ones are written without it if it only copies. Blocks, at most as
+    long as the order says, and for the recording. InvalidError if the
     tensors are not order, UnsupportedError for a quantized model (before anything is fetched),
     DeadlineError, and what the model raises, which the trainer's report has, too.
     """
@@ -218,12 +222,13 @@ def pull(model: Any, named_tensors: Named) -> None:
         return
     refuse_quantized(model)
     receiver = _receiver_of(model, endpoint)
+    loader = _loader_of(model)
     update = receiver.take(version or None, timeout, absent=ABSENT_S)
     with receiver.loading(update):
-        with naming(list(update.tensors())) as each:
-            model.load_weights(each)
+        loader.load(update)
         _synchronize(model)
     receiver.let_go()
+    loader.learn()
 
 
 def plugin() -> None:
@@ -330,6 +335,20 @@ def _receiver_of(model: Any, endpoint: str) -> Receiver:
     receiver = subscribe(endpoint, f"sglang-{socket.gethostname()}-{os.getpid()}"[:63])
     setattr(model, _RECEIVER, (endpoint, receiver))
     return receiver
+
+
+def _loader_of(model: Any) -> RecordedLoader:
+    """The model's loader. It hangs on the model, too."""
+
+    def load(weights: Named) -> None:
+        with naming(list(weights)) as each:
+            model.load_weights(each)
+
+    known: RecordedLoader | None = getattr(model, _LOADER, None)
+    if known is None:
+        known = RecordedLoader(model, load)
+        setattr(model, _LOADER, known)
+    return known
 
 
 def _read_order(said: list[tuple[str, torch.Tensor]]) -> tuple[str, int, float]:

@@ -66,7 +66,7 @@ def check(views: Mapping[str, View], target: Any, *, strict: bool, cast: bool) -
         (left_out.unexpected if name in views else left_out.missing).append(name)
     if wrong:
         raise InvalidError(
-            f"the version does not fit, and nothing was changed: {_listed(wrong, '; ')}"
+            f"the version does not fit, and nothing was changed: {listed(wrong, '; ')}"
         )
     return Plan(copies, left_out)
 
@@ -188,13 +188,14 @@ def _unexpected(views: Mapping[str, View], places: Mapping[str, Any]) -> list[st
 def _absent(left_out: Loaded) -> list[str]:
     found = []
     if left_out.missing:
-        found.append(f"it lacks {_listed(left_out.missing)}")
+        found.append(f"it lacks {listed(left_out.missing)}")
     if left_out.unexpected:
-        found.append(f"it has {_listed(left_out.unexpected)}, which the target lacks")
+        found.append(f"it has {listed(left_out.unexpected)}, which the target lacks")
     return found
 
 
-def _listed(names: list[str], comma: str = ", ") -> str:
+def listed(names: list[str], comma: str = ", ") -> str:
+    """The first names, and how many more there are."""
     more = len(names) - _NAMED
     return comma.join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 

@@ -75,7 +75,10 @@ def _check_kind(tensor: Any, torch: Any) -> None:
         raise InvalidError("this parameter has no shape yet: run the model once")
 
 
-def _cuda_number(tensor: Any) -> int:
+def cuda_number(tensor: Any) -> int:
+    """The CUDA device of a PyTorch tensor; -1 for the host. UnsupportedError: elsewhere."""
+    if tensor.is_cpu:
+        return -1
     if not tensor.is_cuda:
         raise UnsupportedError(
             f"weights on device {tensor.device} cannot be sent: copy them to the host"
@@ -116,7 +119,7 @@ def _of_torch(tensor: Any, torch: Any) -> Weight:
     if tensor.layout is not torch.strided:
         raise UnsupportedError(f"{tensor.layout} tensors cannot be sent: make it dense")
     dtype = dtypes.of_torch(tensor.dtype)
-    device = -1 if tensor.is_cpu else _cuda_number(tensor)
+    device = cuda_number(tensor)
     shape = tuple(tensor.shape)
     layout = layout_of(tensor)
     nbytes = tensor.nbytes

@@ -9,6 +9,7 @@ weights are applied is the worker's affair, with ``load_into`` (load.py) for pla
 """
 
 import ctypes
+import math
 import os
 import struct
 import sys
@@ -29,16 +30,25 @@ from refit._c.waiting import interrupts_held, run_interruptibly, wait_in_slices
 from refit.errors import NotFoundError, RefitError, StateError, UnsupportedError
 from refit.weights import load
 from refit.weights.bound import Bound
-from refit.weights.source import Weight
+from refit.weights.source import Weight, cuda_number
 from refit.weights.view import CudaBytes, Lifetime, View, entries_of
 
 if TYPE_CHECKING:
     import numpy
     import torch
 
+    from refit.weights.parts import Part, Parts
 
-_TARGET = struct.Struct("@IPQ")  # refit_target
+
+_TARGET = struct.Struct("@IPQP")  # refit_target
 assert _TARGET.size == ctypes.sizeof(abi.refit_target)
+_BOX = struct.Struct("@iI4QQ4Q4Q")  # refit_box
+assert _BOX.size == ctypes.sizeof(abi.refit_box)
+
+
+def _padded(numbers: tuple[int, ...]) -> tuple[int, ...]:
+    """As many as a refit_box has."""
+    return numbers + (0,) * (4 - len(numbers))
 
 
 class Current:
@@ -196,7 +206,15 @@ class Update(Handle):
         into views is not copied. Raises InvalidError, StateError, UnsupportedError (FSDP1, which
         has no parameters of its own), CorruptError (on the trainer's GPU: it changed its weights
         while they were read, and ``target`` holds no version whole), DeadlineError.
+
+        ``target`` may be what ``refit.record`` gave: the version is then written as the recorded
+        loader writes it, and the other arguments do not count. The loader's own ``strict`` was that
+        of the recording: the names that it leaves out are returned. InvalidError for a version of
+        other names, types or shapes, StateError for a model whose tensors lie elsewhere by now.
         """
+        recorded = sys.modules.get("refit.weights.parts")  # else none was made
+        if recorded is not None and isinstance(target, recorded.Parts):
+            return self._load_parts(target, recorded.write)
         views = {view.name: view for view in self.views()}
         plan = load.check(views, target, strict=strict, cast=cast)
         if not self._streamed:
@@ -205,6 +223,69 @@ class Update(Handle):
             return load.apply_as_they_come(plan, self._pieced_together())
         self._copied_to_gpu(plan)
         return plan.left_out
+
+    def _load_parts(self, parts: "Parts", write: Callable[..., None]) -> load.Loaded:
+        parts.check({name: (one.dtype.name, one.shape) for name, one in self._entries.items()})
+        if self._streamed:
+            self._stream_parts(parts, write)
+            return parts.left_out
+        self._lend()  # a copy that fails leaves the model torn
+        left = parts.places() if parts.overlap else self._parts_left(parts)
+        write(left, lambda name: self[name].torch())
+        return parts.left_out
+
+    def _stream_parts(self, parts: "Parts", write: Callable[..., None]) -> None:
+        """Each tensor's parts once it is there; where parts overlap, in their order, once all are."""
+        if parts.overlap:
+            tensors = dict(self._pieced_together())
+            write(parts.places(), tensors.__getitem__)
+            return
+        of_source: dict[str, list[tuple[Part, torch.Tensor]]] = {}
+        for part, place in parts.places():
+            of_source.setdefault(part.source, []).append((part, place))
+        for name, tensor in self._pieced_together():
+            write(of_source.get(name, []), {name: tensor}.__getitem__)
+
+    def _parts_left(self, parts: "Parts") -> "list[tuple[Part, torch.Tensor]]":
+        """Copies the parts on the engine's GPU, by one call of the C library; those that are left:
+        elsewhere, or more than copies of rows."""
+        places = parts.places()
+        if self._engine < 0:
+            return places
+        index = {name: number for number, name in enumerate(self._entries)}
+        boxes, targets = bytearray(), []
+        left: list[tuple[Part, torch.Tensor]] = []
+        for (part, place), box in zip(places, parts.rows(self._cuda >= 0), strict=True):
+            if box is None or cuda_number(place) != self._engine:
+                left.append((part, place))
+                continue
+            entry = self._entries[part.source]
+            whole = box.shape == (math.prod(entry.shape),) and box.dtype is entry.dtype
+            targets.append((index[part.source], place.data_ptr(), box.nbytes, whole, len(boxes)))
+            shape, source, target = map(_padded, (box.shape, box.source, box.target))
+            rank = len(box.shape)
+            boxes += _BOX.pack(box.dtype.number, rank, *shape, box.offset, *source, *target)
+        if not targets:
+            return places
+        begin = ctypes.addressof((ctypes.c_char * len(boxes)).from_buffer(boxes))
+        array = bytearray()
+        for number, pointer, nbytes, whole, at in targets:
+            array += _TARGET.pack(number, pointer, nbytes, 0 if whole else begin + at)
+        return left if self._copy_all(array) else places
+
+    def _copy_all(self, targets: bytearray) -> bool:
+        """False: the GPU takes no digests, and nothing was copied."""
+        array = (abi.refit_target * (len(targets) // _TARGET.size)).from_buffer(targets)
+        stream = abi.refit_stream_ref(stream_of(self._engine))
+        try:
+            with self._call_lock:
+                pointer = self._live
+                self._run(lambda: call(lib.refit_update_copy, pointer, array, len(array), stream))
+        except UnsupportedError:
+            if self._streamed:
+                raise
+            return False
+        return True
 
     def _pieced_together(self) -> "Iterator[tuple[str, torch.Tensor]]":
         """The tensors of a streamed version, each once all of it has come; tied ones with it."""
@@ -264,7 +345,7 @@ class Update(Handle):
         for view, place in plan.copies:
             alike = place.dtype.name == view.dtype and place.layout is None
             if alike and place.device == self._engine:
-                targets += _TARGET.pack(index[view.name], place.pointer, place.nbytes)
+                targets += _TARGET.pack(index[view.name], place.pointer, place.nbytes, 0)
             else:
                 rest.append((view, place))
         return targets, rest
@@ -279,17 +360,7 @@ class Update(Handle):
             return plan
         self._check_lendable()
         self._lent = True  # a copy that fails leaves the target torn
-        array = (abi.refit_target * (len(targets) // _TARGET.size)).from_buffer(targets)
-        stream = abi.refit_stream_ref(stream_of(self._engine))
-        try:
-            with self._call_lock:
-                pointer = self._live
-                self._run(lambda: call(lib.refit_update_copy, pointer, array, len(array), stream))
-        except UnsupportedError:  # a GPU that takes no digests
-            if self._streamed:
-                raise
-            return plan
-        return plan._replace(copies=rest)
+        return plan._replace(copies=rest) if self._copy_all(targets) else plan
 
     def apply(self, *, strict: bool = True) -> load.Loaded:
         """Writes the version into what ``Subscriber.bind`` was given, whole or not at all.

@@ -1,0 +1,110 @@
+"""An engine's loader loads the first version, is recorded, and rests from then on."""
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from broadcasting import Trainer
+from refit.integrations._recorded import RecordedLoader
+
+
+class Engine(torch.nn.Module):
+    """Fuses two tensors; `scale` makes it compute."""
+
+    def __init__(self, scale: float | None = None) -> None:
+        super().__init__()
+        self.fused = torch.nn.Parameter(torch.zeros(4, 3))
+        self.scale = scale
+        self.calls: list[str] = []  # a number would be put back
+
+    @property
+    def loads(self) -> int:
+        return len(self.calls)
+
+    def load_weights(self, weights: Any) -> None:
+        self.calls.append("load")
+        for name, tensor in weights:
+            rows = self.fused.data[:2] if name == "a" else self.fused.data[2:]
+            rows.copy_(tensor if self.scale is None else tensor * self.scale)
+
+    def is_version(self, value: float, scale: float = 1) -> bool:
+        return bool(
+            (self.fused[:2] == value * scale).all() & (self.fused[2:] == -value * scale).all()
+        )
+
+
+def weights(value: float, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    return {"a": torch.full((2, 3), value, dtype=dtype), "b": torch.full((2, 3), -value).to(dtype)}
+
+
+def load(trainer: Trainer, loader: RecordedLoader, version: Any) -> None:
+    with trainer.offer(version) as update:
+        loader.load(update)
+    loader.learn()
+
+
+def test_the_loader_rests_once_it_is_recorded(
+    trainer: Trainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = Engine()
+    loader = RecordedLoader(engine, engine.load_weights)
+    with caplog.at_level(logging.INFO, "refit"):
+        for value in (1, 2, 3):
+            load(trainer, loader, weights(value))
+            assert engine.is_version(value)
+            assert engine.loads == 3  # one version, and twice to record
+    assert [one for one in caplog.messages if "own loader" in one] == [
+        "versions are loaded without the engine's own loader: "
+        "<refit.Parts: 2 tensors in 2 parts to 1 places>"
+    ]
+
+
+def test_a_loader_that_computes_loads_each_version(
+    trainer: Trainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = Engine(scale=2)
+    loader = RecordedLoader(engine, engine.load_weights)
+    with caplog.at_level(logging.INFO, "refit"):
+        for number, value in enumerate((1, 2, 3)):
+            load(trainer, loader, weights(value))
+            assert engine.is_version(value, 2)
+            assert engine.loads == 2 + number  # one attempt to record
+    (said,) = [one for one in caplog.messages if "own loader" in one]
+    assert "each version is loaded by" in said
+    assert "fused what mul makes of a" in said
+
+
+def test_a_version_of_another_kind_is_loaded_and_recorded_again(trainer: Trainer) -> None:
+    engine = Engine()
+    loader = RecordedLoader(engine, engine.load_weights)
+    load(trainer, loader, weights(1))
+    load(trainer, loader, weights(2, torch.bfloat16))
+    assert engine.is_version(2)
+    assert engine.loads == 6
+    engine.fused.data = engine.fused.data.clone()  # the model has moved
+    load(trainer, loader, weights(3, torch.bfloat16))
+    assert engine.is_version(3)
+    assert engine.loads == 9
+    load(trainer, loader, weights(4, torch.bfloat16))
+    assert engine.is_version(4)
+    assert engine.loads == 9
+
+
+def test_a_loader_that_fails_to_be_recorded_is_not_asked_again(trainer: Trainer) -> None:
+    engine = Engine()
+
+    def fails(pairs: Any) -> None:
+        if engine.loads > 0:
+            engine.calls.append("fail")
+            raise MemoryError("no room")
+        engine.load_weights(pairs)
+
+    loader = RecordedLoader(engine, fails)
+    load(trainer, loader, weights(1))
+    assert engine.is_version(1)
+    assert engine.loads == 2
+    loader.learn()
+    assert engine.loads == 2
+    with pytest.raises(MemoryError), trainer.offer(weights(2)) as update:
+        loader.load(update)
