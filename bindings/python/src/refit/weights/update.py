@@ -235,7 +235,7 @@ class Update(Handle):
         return parts.left_out
 
     def _stream_parts(self, parts: "Parts", write: Callable[..., None]) -> None:
-        """Each tensor's parts once it is there; where parts overlap, in their order, once all are."""
+        """Each tensor's parts once it is there; parts that overlap in their order, at the end."""
         if parts.overlap:
             tensors = dict(self._pieced_together())
             write(parts.places(), tensors.__getitem__)
