@@ -6,6 +6,8 @@
  *     the same GPU         copied down, page-locked       copied within the device
  *     another device       copied down                    and up again from there
  *
+ * What is lent on the same GPU is not copied to a slot there: workers read it where it lies.
+ *
  * Copies of a device go on a stream of the publisher's own, after the caller's; nothing waits for
  * the caller's work before they are put there, and write returns when the caller's memory may
  * change. The CPU's part of a tensor that is then left (its digest where the device takes none, the

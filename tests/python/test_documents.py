@@ -100,6 +100,23 @@ def test_no_document_names_a_path_that_is_gone(root: Path) -> None:
     assert not gone
 
 
+NAMED = re.compile(r"`([\w./]+\.(?:c|py|h))`(?:\]\([^)]*\))? \(((?:`[\w.]+`(?:, )?)+)\)")
+"""A file, and in brackets functions of it."""
+
+
+@pytest.mark.parametrize("page", ["UPDATE", "STEP", "REGION", "ACTIVATION"])
+def test_the_functions_that_a_tour_names_are_in_their_files(root: Path, page: str) -> None:
+    named = NAMED.findall((root / "lib" / f"{page}.md").read_text())
+    assert named
+    places = [root / "lib", root / "kernels", root / "bindings" / "python" / "src"]
+    for path, functions in named:
+        files = [file for place in places for file in place.rglob(PurePosixPath(path).name)]
+        texts = [file.read_text() for file in files]
+        for function in re.findall(r"`(?:\w+\.)*(\w+)`", functions):
+            found = any(re.search(rf"\b{function}\b", text) for text in texts)
+            assert found, f"{page}.md: {function} is not in {path}"
+
+
 def block_with(root: Path, name: str, words: str) -> str:
     (found,) = [one for one in python_blocks(root / "docs" / name) if words in one]
     return found

@@ -156,7 +156,7 @@ static uint64_t width_of(refit_dtype dtype)
 static refit_target target_of(const scene *it, const piece *one)
 {
     uint64_t reach = 1;
-    for (uint32_t i = 0; i < one->box.rank; i++)
+    for (uint32_t i = 0; i < one->box.rank && i < COUNT_OF(one->box.shape); i++)
         reach += (one->box.shape[i] - 1) * one->box.to_strides[i];
     return (refit_target){one->tensor, it->room + one->at, reach * width_of(one->box.dtype),
                           &one->box};

@@ -246,7 +246,7 @@ class HostStateManager:
     def prefetch(self, optimizer: Optimizer) -> None:
         """Lets the first windows of the next step come in, if the device has memory for them.
 
-        In the middle of another call it does nothing, and never waits: a backward pass calls it,
+        In the middle of another call it does nothing, and waits for none: a backward pass calls it,
         which a GPU runs on a thread of PyTorch's, while that call may be what waits for the pass.
         """
         if self._lock.is_mine:

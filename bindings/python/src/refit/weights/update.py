@@ -95,7 +95,7 @@ class Update(Handle):
         self._cuda = device
         self._engine = engine
         self._stage_s = stage_s  # broadcast.stage_timeout_ms
-        self._lent = False
+        self._was_read = False
         self._tensors: list[weakref.ref[Any]] = []
         self._lifetime: Lifetime | None = None
         self._keeping = threading.RLock()  # a signal handler may come back into it
@@ -330,7 +330,7 @@ class Update(Handle):
         while True:
             torch.cuda.synchronize(self._cuda)  # those before have been copied, on whatever stream
             wait_in_slices(take, self._stage_s)
-            self._lent = True
+            self._was_read = True
             if not count.value:
                 return
             for piece in pieces[: count.value]:
@@ -359,7 +359,7 @@ class Update(Handle):
         if not (targets or self._streamed):
             return plan
         self._check_lendable()
-        self._lent = True  # a copy that fails leaves the target torn
+        self._was_read = True  # a copy that fails leaves the target torn
         return plan._replace(copies=rest) if self._copy_all(targets) else plan
 
     def apply(self, *, strict: bool = True) -> load.Loaded:
@@ -451,7 +451,7 @@ class Update(Handle):
 
     def _holds(self, kept: bool | None) -> bool:
         kept = self.kept if kept is None else kept
-        return not self._lent if kept is None else kept
+        return not self._was_read if kept is None else kept
 
     def _close(self, pointer: int) -> None:
         """Views end. An undecided update is refused, with nothing held."""
@@ -475,7 +475,7 @@ class Update(Handle):
 
     def _wait(self) -> None:
         """Work on a GPU that reads the trainer's memory there must be done before it may go."""
-        if self._cuda >= 0 and self._lent:
+        if self._cuda >= 0 and self._was_read:
             import torch
 
             torch.cuda.synchronize(self._cuda)
@@ -507,7 +507,7 @@ class Update(Handle):
                 "own: take it with load_into or tensors"
             )
         self._check_lendable()
-        self._lent = True
+        self._was_read = True
 
     def _check_lendable(self) -> None:
         self._check()
