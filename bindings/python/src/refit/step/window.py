@@ -64,8 +64,9 @@ class Window(Handle):
 
     def begin(self, parts: Sequence[Part], after: int) -> None:
         """Starts a step over these parts: the first copies in begin, after what the stream
-        ``after`` has queued. Waits for the copies out of the step before. LimitError: parts that belong together are larger than
-        the memory that was given; BusyError, StateError, CopyError."""
+        ``after`` has queued. Waits for the copies out of the step before. LimitError: parts that
+        belong together are larger than the memory that was given; BusyError, StateError,
+        CopyError."""
         stream = abi.refit_stream_ref(after)
         call(lib.refit_window_begin, self._live, self._array(parts), len(parts), stream)
 
@@ -90,7 +91,8 @@ class Window(Handle):
 
     def done(self, stream: int) -> None:
         """What ``stream`` has queued is the last that uses this window: copies out follow it,
-        after it has waited for those of the window before. The window counts as stepped whatever is raised; call again then."""
+        after it has waited for those of the window before. The window counts as stepped whatever is
+        raised; call again then."""
         call(lib.refit_window_done, self._live, abi.refit_stream_ref(stream))
 
     def end(self) -> None:
