@@ -220,14 +220,15 @@ static bool is_streaming(const rft_session *session)
 static bool drop_version(rft_session *session, refit_status code, const char *reason)
 {
     bool kept = true;
-    if (is_streaming(session) && rft_mailbox_withdraw(session->mailbox)) {
-        rft_image_drop_use(session->applying, RFT_IMAGE_LENT);
+    rft_image *streamed = is_streaming(session) ? session->applying : NULL;
+    if (streamed != NULL && rft_mailbox_withdraw(session->mailbox)) {
+        rft_image_drop_use(streamed, RFT_IMAGE_LENT);
         session->applying = NULL;
-    } else if (is_streaming(session)) {
+    } else if (streamed != NULL) {
         refit_error why;
         (void)rft_fail(&why, code, "version %" PRIu64 " ended while it was copied: %s",
                        session->receive.version, reason);
-        rft_piece_queue_fail(session->applying->pieces, &why);
+        rft_piece_queue_fail(streamed->pieces, &why);
         kept = false;
     }
     rft_receive_drop(&session->receive);
