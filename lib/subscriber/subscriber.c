@@ -465,6 +465,22 @@ refit_status refit_update_digest(const refit_update *update, unsigned char diges
     return REFIT_OK;
 }
 
+refit_status refit_update_manifest(const refit_update *update, unsigned char digest[16],
+                                   refit_error *error)
+{
+    RFT_TRY(check_open(update, error));
+    RFT_REFUSE_IF(digest == NULL, error, REFIT_ERR_INVALID, "refit_update_manifest needs `digest`");
+    memcpy(digest, manifest_of(update)->digest.bytes, 16);
+    return REFIT_OK;
+}
+
+/* Its bytes as the caller may see them. */
+static const unsigned char *place_of(const rft_image *image, uint32_t index)
+{
+    return image->gpu != NULL ? rft_image_tensor(image, index)
+                              : image->view + image->catalog->manifest->tensors[index].offset;
+}
+
 refit_status refit_update_tensor(const refit_update *update, uint32_t index, refit_tensor *tensor,
                                  const void **bytes, refit_error *error)
 {
@@ -476,10 +492,20 @@ refit_status refit_update_tensor(const refit_update *update, uint32_t index, ref
                   "tensor.size is %zu: set it to sizeof(refit_tensor), %zu", tensor->size,
                   sizeof *tensor);
     if (tensor != NULL) rft_manifest_describe(manifest, index, tensor);
-    const rft_image *image = update->image;
-    if (bytes != NULL)
-        *bytes = image->gpu != NULL ? rft_image_tensor(image, index)
-                                    : image->view + manifest->tensors[index].offset;
+    if (bytes != NULL) *bytes = place_of(update->image, index);
+    return REFIT_OK;
+}
+
+refit_status refit_update_places(const refit_update *update, const void **places, uint32_t count,
+                                 refit_error *error)
+{
+    RFT_TRY(check_readable(update, error));
+    RFT_REFUSE_IF(places == NULL, error, REFIT_ERR_INVALID, "refit_update_places needs `places`");
+    RFT_REFUSE_IF(count != manifest_of(update)->count, error, REFIT_ERR_INVALID,
+                  "there is room for %u places: the version has %u tensors", count,
+                  manifest_of(update)->count);
+    for (uint32_t i = 0; i < count; i++)
+        places[i] = place_of(update->image, i);
     return REFIT_OK;
 }
 

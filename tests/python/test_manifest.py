@@ -3,6 +3,8 @@
 import array
 import ctypes
 import struct
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refit.errors import InvalidError, RefitError, UnsupportedError
+from refit.errors import InvalidError, RefitError, StateError, UnsupportedError
 from refit.weights import manifest
 from refit.weights.manifest import Alias, RawTensor, TensorSpec
 from refit.weights.source import in_row_order, weight_of
@@ -143,13 +145,76 @@ def test_a_tensor_that_keeps_its_bytes_elsewhere_is_refused() -> None:
         weight_of(Wrapper(torch.zeros(2)))
 
 
+Weights = dict[str, Any]
+
+
+def put(name: str, make: Callable[[torch.Tensor], Any]) -> Callable[[Weights], None]:
+    return lambda weights: weights.update({name: make(weights["a"])})
+
+
+def negated(tensor: torch.Tensor) -> torch.Tensor:
+    """The same bytes, read with the other sign."""
+    return torch.view_as_complex(tensor.view(3, 2)).conj().imag
+
+
+CHANGES: dict[str, Callable[[Weights], None]] = {
+    "other memory": put("a", torch.clone),
+    "other shape": put("a", lambda it: it.view(3, 2)),
+    "other type": put("a", lambda it: it.view(torch.int32)),
+    "part of it": put("a", lambda it: it[:4]),
+    "other order": put("a", lambda it: it.view(2, 3).t()),
+    "negated": put("a", negated),
+    "tied": put("b", lambda it: it),
+    "one more": put("c", torch.clone),
+    "one fewer": lambda weights: weights.pop("b"),
+    "other names": lambda weights: weights.update(d=weights.pop("a")),
+    "an array": put("a", torch.Tensor.numpy),
+    "parameter": put("a", torch.nn.Parameter),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_weights_that_changed_are_looked_at_again(change: Callable[[Weights], None]) -> None:
+    weights: Weights = {"a": torch.arange(6.0), "b": torch.ones(3)}
+    collector = manifest.Collector()
+    first = collector.collect(weights)
+    again = collector.collect({name: it.detach() for name, it in weights.items()})
+    assert again.rows is first.rows
+    change(weights)
+    for _ in range(2):
+        found = collector.collect(weights)
+        assert found[:2] == manifest.collect(weights)[:2]
+        assert [it[1].pointer for it in found.scattered] == [
+            it[1].pointer for it in manifest.collect(weights).scattered
+        ]
+
+
+def test_an_emptied_storage_is_noticed_by_a_second_look() -> None:
+    collector, weights = manifest.Collector(), {"a": torch.arange(6.0)}
+    collector.collect(weights)
+    weights["a"].untyped_storage().resize_(4)
+    with pytest.raises(StateError, match="a: it has no memory now"):
+        collector.collect(weights)
+
+
+def test_a_collector_keeps_no_tensor() -> None:
+    collector, weights = manifest.Collector(), {"a": torch.arange(6.0)}
+    gone = weakref.ref(weights["a"])
+    held = collector.collect(weights).held
+    weights.clear()
+    assert gone() is not None
+    assert len(held) == 1
+    del held
+    assert gone() is None
+
+
 def test_tied_weights_travel_once_trap_1() -> None:
     model = torch.nn.ModuleDict({"embed": torch.nn.Embedding(4, 3), "head": torch.nn.Linear(3, 4)})
     model["head"].weight = model["embed"].weight
     found = manifest.collect(model.state_dict())
     ties = {spec.name: spec.alias_of for spec in found.specs}
     assert ties == {"embed.weight": None, "head.weight": "embed.weight", "head.bias": None}
-    assert [index for index, _ in found.weights] == [0, 2]
+    assert [row.number for row in found.rows[-1]] == [0, 2]
 
 
 def test_identical_views_of_one_storage_are_tied_trap_2() -> None:

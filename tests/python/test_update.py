@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -16,7 +17,15 @@ from broadcasting import TIMEOUT, Pair, Trainer, same, wait_until
 from interrupts import ctrl_c_after
 from refit._c import abi
 from refit._c.library import lib
-from refit.errors import DeadlineError, HostMemoryError, NotFoundError, StateError, UnsupportedError
+from refit.errors import (
+    DeadlineError,
+    HostMemoryError,
+    InvalidError,
+    NotFoundError,
+    StateError,
+    UnsupportedError,
+)
+from refit.weights import load, source
 from refit.weights.manifest import RawTensor
 from refit.weights.update import Update
 from refit.weights.view import View
@@ -515,3 +524,98 @@ def test_work_on_the_gpu_ends_before_the_memory_may_go_trap_19(
     update.close()
     assert waited == [3, 3] * waits
     assert not isinstance(kept, torch.Tensor) or kept.numel() == 0
+
+
+@pytest.fixture
+def looks(trainer: Trainer, waited: list[int], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """All tensors of PyTorch are said to lie on GPU 3 as well, and are copied there by the CPU.
+    Gives the names that were compared, each time."""
+    compared: list[str] = []
+    whole = load.check
+
+    def copy(update: int, targets: Any, *_: Any) -> int:
+        for one in targets:
+            place = ctypes.c_void_p()
+            lib.refit_update_tensor(update, one.tensor, None, ctypes.byref(place), None)
+            ctypes.memmove(one.memory, place, one.bytes)
+        return 0
+
+    def check(views: Any, target: Any, **options: Any) -> Any:
+        compared.append(",".join(views))
+        return whole(views, target, **options)
+
+    monkeypatch.setattr(load, "check", check)
+    monkeypatch.setattr(lib, "refit_update_copy", copy)
+    monkeypatch.setattr(source, "cuda_number", lambda _: 3)
+    monkeypatch.setattr("refit.weights.update.stream_of", lambda _: 0)
+    return compared
+
+
+def replace(target: Any, tensor: torch.Tensor) -> None:
+    if isinstance(target, dict):
+        target["w"] = tensor
+    else:
+        target.w.data = tensor
+
+
+class OneWeight(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize("make", [OneWeight, lambda: {"w": torch.zeros(2, 3)}])
+def test_an_engine_that_stays_where_it_was_is_compared_once(
+    trainer: Trainer, looks: list[str], make: Callable[[], Any]
+) -> None:
+    target = make()
+
+    def load_next(matrix: torch.Tensor, compared: int, **options: Any) -> None:
+        with trainer.offer({"w": matrix.numpy()}) as update:
+            assert update.load_into(target, **options) == ([], [])
+        assert len(looks) == compared
+        held = target["w"] if isinstance(target, dict) else target.w
+        assert torch.equal(held, matrix)
+
+    load_next(MATRIX, 1)
+    load_next(MATRIX + 1, 1)
+    replace(target, torch.zeros(2, 3))
+    load_next(MATRIX + 2, 2)
+    load_next(MATRIX + 3, 2)
+    load_next(MATRIX + 4, 3, strict=False)
+    load_next(MATRIX + 5, 4, cast=True)
+    replace(target, torch.zeros(7))
+    with pytest.raises(InvalidError, match=r"w is \[2, 3\] and not \[7\]"):
+        load_next(MATRIX, 0)
+    replace(target, torch.zeros(2, 3))
+    load_next(MATRIX + 6, 6)
+    with pytest.raises(InvalidError, match="w is F64 and not F32"):
+        load_next(MATRIX.double(), 0)
+    load_next(MATRIX + 7, 8)
+
+
+def test_an_engine_is_compared_each_time_where_bytes_decide(
+    trainer: Trainer, looks: list[str]
+) -> None:
+    one = torch.zeros(2, 3)
+    target = {"a": one, "b": one}
+    for count in (1, 2):
+        with trainer.offer({"a": MATRIX.numpy(), "b": (MATRIX + 0).numpy()}) as update:
+            update.load_into(target)
+        assert len(looks) == count
+    with (
+        pytest.raises(InvalidError, match="have one memory here, but differ"),
+        trainer.offer({"a": MATRIX.numpy(), "b": (MATRIX + 1).numpy()}) as update,
+    ):
+        update.load_into(target)
+    assert torch.equal(one, MATRIX)
+
+
+def test_what_was_found_out_holds_no_tensor(trainer: Trainer, looks: list[str]) -> None:
+    target = {"w": torch.zeros(2, 3)}
+    gone = weakref.ref(target["w"])
+    with trainer.offer({"w": MATRIX.numpy()}) as update:
+        update.load_into(target)
+    target.clear()
+    gc.collect()
+    assert gone() is None

@@ -36,6 +36,8 @@ TEST(arguments_are_checked)
     assert_invalid(refit_update_accept(NULL, &error));
     assert_invalid(refit_update_refuse(NULL, NULL, 0, &error));
     assert_invalid(refit_update_tensor(NULL, 0, NULL, NULL, &error));
+    assert_invalid(refit_update_places(NULL, NULL, 0, &error));
+    assert_invalid(refit_update_manifest(NULL, NULL, &error));
     assert_invalid(refit_update_find(NULL, "x", NULL, &error));
     assert_invalid(refit_update_retain(NULL, 0, NULL, &error));
     refit_update_release(NULL);
@@ -119,6 +121,15 @@ PAIR_TEST(a_version_comes_whole)
                      REFIT_ERR_NOT_FOUND);
     refit_tensor small = {.size = 4};
     assert_invalid(refit_update_tensor(update, 0, &small, NULL, NULL));
+    const void *places[SAMPLE_TENSORS];
+    assert_ok(refit_update_places(update, places, SAMPLE_TENSORS, NULL));
+    assert_ptr_equal(places[1], original);
+    assert_invalid(refit_update_places(update, places, SAMPLE_TENSORS - 1, NULL));
+    assert_invalid(refit_update_places(update, NULL, SAMPLE_TENSORS, NULL));
+    unsigned char digest[16];
+    assert_ok(refit_update_manifest(update, digest, NULL));
+    assert_memory_equal(digest, pair->samples[0].manifest->digest.bytes, sizeof digest);
+    assert_invalid(refit_update_manifest(update, NULL, NULL));
 
     assert_ok(refit_update_accept(update, NULL));
     assert_int_equal(pair_describe(pair).version, 1);

@@ -518,6 +518,19 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_update_digest(const refit_update *
 REFIT_API uint32_t refit_update_count(const refit_update *update);
 
 /*
+ * The digest of what its tensors are, 16 bytes: equal for versions that have the same names, types,
+ * shapes and ties under the same indices, whatever their bytes. What a caller has found out about
+ * the tensors of one version then holds for the other.
+ *
+ * Errors:
+ * - REFIT_ERR_STATE: closed
+ * - REFIT_ERR_INVALID
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_update_manifest(const refit_update *update,
+                                                              unsigned char digest[16],
+                                                              refit_error *error);
+
+/*
  * Where the update's bytes lie: NULL: in host memory; else in the memory of this device, the one of
  * refit_subscriber_use_device. They are all there when the update is: work on any stream may read
  * them at once, and must be done before the update is accepted, refused or closed: from then on it
@@ -542,6 +555,16 @@ REFIT_API refit_device *refit_update_device(const refit_update *update);
 REFIT_API REFIT_MUST_CHECK refit_status refit_update_tensor(const refit_update *update,
                                                             uint32_t index, refit_tensor *tensor,
                                                             const void **bytes, refit_error *error);
+
+/*
+ * Where the bytes of all tensors lie, as refit_update_tensor tells it of one: `places` has an entry
+ * for each of the `count` tensors that there are (refit_update_count).
+ *
+ * Errors: those of refit_update_tensor; REFIT_ERR_INVALID: another count
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_update_places(const refit_update *update,
+                                                            const void **places, uint32_t count,
+                                                            refit_error *error);
 
 #define REFIT_BOX_RANK_MAX 4
 

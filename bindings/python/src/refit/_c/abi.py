@@ -960,6 +960,11 @@ PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
     "refit_update_count": (c_uint32, [
         c_void_p,
     ]),
+    "refit_update_manifest": (c_int, [
+        c_void_p,
+        c_ubyte * 16,
+        POINTER(refit_error),
+    ]),
     "refit_update_device": (c_void_p, [
         c_void_p,
     ]),
@@ -968,6 +973,12 @@ PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
         c_uint32,
         POINTER(refit_tensor),
         POINTER(c_void_p),
+        POINTER(refit_error),
+    ]),
+    "refit_update_places": (c_int, [
+        c_void_p,
+        POINTER(c_void_p),
+        c_uint32,
         POINTER(refit_error),
     ]),
     "refit_update_copy": (c_int, [

@@ -103,10 +103,14 @@ class Snapshot(Mapping[str, View]):
         self.info = _described(lib.refit_snapshot_describe, self._out)
         """The description of its file; ``changed`` is against the version before."""
         snapshot = self._out.value
-        self._entries = entries_of(
-            lib.refit_snapshot_count(snapshot),
-            lambda *into: call(lib.refit_snapshot_tensor, snapshot, *into, None),
-        )
+        place = ctypes.c_void_p()
+        self._places: list[int] = []
+
+        def tensor(index: int, raw: Any) -> None:
+            call(lib.refit_snapshot_tensor, snapshot, index, raw, ctypes.byref(place), None)
+            self._places.append(place.value or 0)
+
+        self._entries = entries_of(lib.refit_snapshot_count(snapshot), tensor)
 
     @property
     def version(self) -> int:

@@ -14,8 +14,9 @@ from typing import Any
 from refit._c import abi
 from refit._c.device import Device
 from refit.errors import InvalidError, RefitError, StateError
-from refit.weights.source import Weight, weight_named
-from refit.weights.target import Target, storage_of, target_of
+from refit.weights.load import Fit
+from refit.weights.source import Weight, storage_of, weight_named
+from refit.weights.target import Target, target_of
 
 
 class Bound:
@@ -24,6 +25,8 @@ class Bound:
     def __init__(self, target: Any, cast: bool) -> None:
         self.target = target
         self.cast = cast
+        self.fit: Fit | None = None
+        """Of the last version that fitted."""
         self._weights = _weights_of(_as_named(target_of(target)))
         self._devices: dict[int, Device] = {}
         if not self._weights:

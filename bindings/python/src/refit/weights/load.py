@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from refit._c import dtypes
 from refit._c.waiting import interrupts_held
 from refit.errors import InvalidError, RefitError, UnsupportedError
-from refit.weights.source import Weight, weight_of
-from refit.weights.target import NoPlace, target_of
-from refit.weights.view import View, same_bytes
+from refit.weights.source import Weight, storage_of, weight_of
+from refit.weights.target import Look, NoPlace, target_of
+from refit.weights.view import Entry, View, same_bytes
 
 _NAMED = 8
 
@@ -31,6 +31,40 @@ class Plan(NamedTuple):
 
     copies: list[tuple[View, Weight]]
     left_out: Loaded
+    lasts: bool
+    """Whether it fits every version of the same tensors: nothing of this one's bytes was read, and
+    all that was found in the target is a tensor."""
+
+    def is_of(self, look: Look) -> bool:
+        """Whether another look that is equal would give the same: it is of the tensors in which
+        all places lie."""
+        storages = set(look.marks.storages)
+        return self.lasts and all(storage_of(place.tensor) in storages for _, place in self.copies)
+
+
+class Fit(NamedTuple):
+    """A load that fitted a version, for those of the same tensors. It holds none of the target's:
+    they may go."""
+
+    entries: Mapping[str, Entry]
+    look: Look
+    strict: bool
+    cast: bool
+    loaded: Loaded
+    targets: Any
+    """The array of refit_target."""
+
+    def is_for(
+        self, entries: Mapping[str, Entry], look: Look | None, strict: bool, cast: bool
+    ) -> bool:
+        """Whether nothing that it depends on has changed."""
+        asked = self.strict is strict and self.cast is cast
+        return self.entries is entries and asked and self.look == look
+
+    @property
+    def left_out(self) -> Loaded:
+        """For the caller to keep."""
+        return Loaded(*map(list, self.loaded))
 
 
 def check(views: Mapping[str, View], target: Any, *, strict: bool, cast: bool) -> Plan:
@@ -60,15 +94,16 @@ def check(views: Mapping[str, View], target: Any, *, strict: bool, cast: bool) -
     left_out = Loaded(_missing(views, known), _unexpected(views, places))
     if strict:
         wrong += _absent(left_out)
-    if not wrong:
-        wrong += _conflicts(copies)
+    pairs = [] if wrong else list(_meeting(copies))
+    for one, later in pairs:
+        wrong += _conflict(one, later)
     for name in other:
         (left_out.unexpected if name in views else left_out.missing).append(name)
     if wrong:
         raise InvalidError(
             f"the version does not fit, and nothing was changed: {listed(wrong, '; ')}"
         )
-    return Plan(copies, left_out)
+    return Plan(copies, left_out, lasts=not pairs and not other)
 
 
 def apply(plan: Plan) -> Loaded:
@@ -218,8 +253,8 @@ class _Range(NamedTuple):
     place: Weight
 
 
-def _conflicts(copies: list[tuple[View, Weight]]) -> Iterator[str]:
-    """A sentence for each pair that cannot both be written. Reads what has to be compared."""
+def _meeting(copies: list[tuple[View, Weight]]) -> Iterator[tuple[_Range, _Range]]:
+    """Each pair in one range of memory."""
     ranges = sorted(
         (_range(view, place) for view, place in copies if place.nbytes),
         key=lambda one: (one.begin, one.end),
@@ -227,8 +262,7 @@ def _conflicts(copies: list[tuple[View, Weight]]) -> Iterator[str]:
     open_ones: list[_Range] = []
     for one in ranges:
         open_ones = [other for other in open_ones if other.end > one.begin]
-        for other in open_ones:
-            yield from _conflict(other, one)
+        yield from ((other, one) for other in open_ones)
         open_ones.append(one)
 
 
@@ -253,6 +287,7 @@ def _steps(tensor: Any) -> tuple[int, list[tuple[int, int]]]:
 
 
 def _conflict(a: _Range, b: _Range) -> Iterator[str]:
+    """A sentence if they cannot both be written. Reads what has to be compared."""
     names = f"{a.view.name} and {b.view.name}"
     if _is_one(a, b):
         if not same_bytes(a.view, b.view):

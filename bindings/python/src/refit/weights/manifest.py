@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from refit._c import abi, dtypes
 from refit.errors import InvalidError, NotFoundError
-from refit.weights.source import RawTensor, Weight, weight_named
+from refit.weights.source import Marks, RawTensor, Weight, marks_of, weight_named
 from refit.weights.ties import Ties
 
 __all__ = [
@@ -116,18 +116,39 @@ def _check_name(name: Any) -> None:
         raise InvalidError(f"{name!r} cannot name a tensor: it is empty, or has a NUL in it")
 
 
+class Row(NamedTuple):
+    """A tensor that travels, with its bytes in row order."""
+
+    number: int
+    pointer: int
+    nbytes: int
+
+
 class Collected(NamedTuple):
-    """Named tensors, all at hand: what they are, and those that travel, by index."""
+    """Named tensors, all at hand: what they are, and those that travel."""
 
     specs: tuple[TensorSpec, ...]
-    weights: list[tuple[int, Weight]]
+    rows: dict[int, list[Row]]
+    """By the CUDA device, or -1, that they lie on."""
+    scattered: list[tuple[int, Weight]]
+    """Those in another order, by index."""
+    held: list[Any]
+    """What has the bytes, for as long as they are read."""
+
+    @property
+    def cuda_number(self) -> int | None:
+        """Of the first CUDA device that tensors lie on; None: all are on the host."""
+        devices = [*self.rows, *(weight.device for _, weight in self.scattered)]
+        return next((number for number in devices if number >= 0), None)
 
 
 def collect(tensors: Tensors, *, ties: bool = True) -> Collected:
     """Looks at all tensors, and with ``ties`` finds those that are tied: for tensors that are there
     together. InvalidError, UnsupportedError."""
     specs: list[TensorSpec] = []
-    weights: list[tuple[int, Weight]] = []
+    rows: dict[int, list[Row]] = {}
+    scattered: list[tuple[int, Weight]] = []
+    held: list[Any] = []
     seen = Ties()
     known: dict[str, TensorSpec] = {}
     for name, tensor in pairs_of(tensors):
@@ -140,11 +161,36 @@ def collect(tensors: Tensors, *, ties: bool = True) -> Collected:
             weight = weight_named(name, tensor)
             tied = seen.find(name, weight.pointer, weight) if ties and weight.nbytes else None
             spec = TensorSpec(name, weight.dtype.name, weight.shape, tied)
-            if tied is None:
-                weights.append((len(specs), weight))
+            held.append(weight.tensor)
+            if tied is None and weight.layout is None:
+                row = Row(len(specs), weight.pointer, weight.nbytes)
+                rows.setdefault(weight.device, []).append(row)
+            elif tied is None:
+                scattered.append((len(specs), weight))
         specs.append(spec)
         known[name] = spec
-    return Collected(tuple(specs), weights)
+    return Collected(tuple(specs), rows, scattered, held)
+
+
+class Collector:
+    """``collect`` for version after version: tensors that lie where they lay, under the same names,
+    are not looked at again."""
+
+    def __init__(self) -> None:
+        self._known: tuple[list[str], Marks, Collected] | None = None
+
+    def collect(self, tensors: Tensors) -> Collected:
+        """While nothing has changed ``rows`` is the same object. Raises what ``collect`` raises."""
+        pairs = list(pairs_of(tensors))
+        names, held = [name for name, _ in pairs], [tensor for _, tensor in pairs]
+        marks, known = marks_of(held), self._known
+        if known is not None and known[:2] == (names, marks):
+            return known[2]._replace(held=held)
+        found = collect(pairs)
+        self._known = None
+        if marks is not None and not found.scattered:
+            self._known = names, marks, found._replace(held=[])
+        return found
 
 
 def _spec_of_alias(name: str, alias: Alias, known: Mapping[str, TensorSpec]) -> TensorSpec:

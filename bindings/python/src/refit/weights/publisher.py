@@ -64,6 +64,7 @@ class Publisher(Handle):
         self._call_lock = CallLock("Publisher")
         self._guard = threading.RLock()
         self._declared: Declared | None = None
+        self._collector = manifest.Collector()
         self._writer = Writer()
         self._ends = False
         self._own_devices: list[Device] = []
@@ -365,15 +366,15 @@ class Publisher(Handle):
             if has_manifest:
                 self._declare(manifest.specs_of(weights))
             return lambda: self._write(weights, together=is_settled(weights), lend=True)
-        found = manifest.collect(settled(weights))
-        numbers = (weight.device for _, weight in found.weights if weight.device >= 0)
-        self._find_device(next((f"cuda:{number}" for number in numbers), None))
+        found = self._collector.collect(settled(weights))
+        number = found.cuda_number
+        self._find_device(None if number is None else f"cuda:{number}")
         self._declare(found.specs)
         return lambda: self._writer.write_collected(pointer, found)
 
     def _declare(self, specs: tuple[TensorSpec, ...]) -> None:
         before = self._declared
-        if before is not None and specs == before.specs:
+        if before is not None and (specs is before.specs or specs == before.specs):
             return
         self._find_device(current_cuda())
         array = manifest.to_c(specs)

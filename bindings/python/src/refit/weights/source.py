@@ -7,6 +7,7 @@ little as tells. Independent of names, ties and versions.
 """
 
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -128,6 +129,50 @@ def _of_torch(tensor: Any, torch: Any) -> Weight:
     if dtype.pack > 1:
         shape = _unpacked(shape, dtype)
     return Weight(dtype, shape, device, nbytes, tensor.data_ptr(), layout, tensor)
+
+
+class Marks(NamedTuple):
+    """By what tensors of PyTorch are told from others, or from themselves in other memory: lists of
+    equal length. Holds no tensor."""
+
+    pointers: list[int]
+    shapes: list[Any]
+    strides: list[tuple[int, ...]]
+    dtypes: list[Any]
+    devices: list[int]
+    bits: list[tuple[bool, bool]]
+    """Whether they are read as conjugates, or negated."""
+    storages: list[int]
+    sizes: list[int]
+    """Bytes of the storages, which may be emptied or cut."""
+
+
+def marks_of(tensors: Collection[Any]) -> Marks | None:
+    """Those with which ``weight_of`` gives an equal ``Weight``, but for the object. Takes less than
+    a microsecond a tensor, a fifth of what that takes. None: not all are plain tensors of PyTorch
+    with bytes in rows."""
+    torch = sys.modules.get("torch")
+    if torch is None or not {torch.Tensor, torch.nn.Parameter}.issuperset(map(type, tensors)):
+        return None
+    if any(it.layout is not torch.strided or it.is_meta for it in tensors):
+        return None
+    storages = [it.untyped_storage() for it in tensors]
+    return Marks(
+        [it.data_ptr() for it in tensors],
+        [it.shape for it in tensors],
+        [it.stride() for it in tensors],
+        [it.dtype for it in tensors],
+        [it.get_device() for it in tensors],
+        [(it.is_conj(), it.is_neg()) for it in tensors],
+        [it._cdata for it in storages],
+        [it.nbytes() for it in storages],
+    )
+
+
+def storage_of(tensor: Any) -> int:
+    """Which memory of PyTorch a tensor lies in."""
+    number: int = tensor.untyped_storage()._cdata
+    return number
 
 
 # ---- Others

@@ -10,11 +10,13 @@ Independent of versions. PyTorch is not imported: a module of it shows that it i
 """
 
 import sys
+import weakref
+from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from refit.errors import InvalidError, UnsupportedError
-from refit.weights.source import lacks_memory
+from refit.weights.source import Marks, lacks_memory, marks_of, storage_of
 
 
 class Target(NamedTuple):
@@ -45,6 +47,31 @@ class NoPlace(NamedTuple):
 
     def __str__(self) -> str:
         return self.sentence
+
+
+class Look(NamedTuple):
+    """What ``target_of`` finds depends on, and what is found out about the tensors; none is held.
+    Two that are equal are of the same names and tensors, in the same memory, read the same way."""
+
+    module: "weakref.ref[Any] | None"
+    names: list[str]
+    marks: Marks
+
+
+def look_at(target: Any) -> Look | None:
+    """A short look at a dict or a module. None: a longer one is needed each time."""
+    torch = sys.modules.get("torch")
+    if type(target) in (dict, OrderedDict):
+        marks, of = marks_of(target.values()), None
+        return None if marks is None else Look(of, list(target), marks)
+    if torch is None or not isinstance(target, torch.nn.Module):
+        return None
+    pairs = list(target.named_parameters(remove_duplicate=False))
+    pairs += target.named_buffers(remove_duplicate=False)
+    marks = marks_of([tensor for _, tensor in pairs])
+    if marks is None:
+        return None
+    return Look(weakref.ref(target), [name for name, _ in pairs], marks)
 
 
 def target_of(target: Any) -> Target:
@@ -107,12 +134,6 @@ def _own_of(module: Any) -> dict[str, Any]:
                 one = _written(name, one, again.get(name), own.get(name))
         found[name] = one
     return found
-
-
-def storage_of(tensor: Any) -> int:
-    """Which memory of PyTorch a tensor lies in."""
-    number: int = tensor.untyped_storage()._cdata
-    return number
 
 
 def _written(name: str, one: Any, again: Any, mine: Any) -> Any:

@@ -31,7 +31,8 @@ from refit.errors import NotFoundError, RefitError, StateError, UnsupportedError
 from refit.weights import load
 from refit.weights.bound import Bound
 from refit.weights.source import Weight, cuda_number
-from refit.weights.view import CudaBytes, Lifetime, View, entries_of
+from refit.weights.target import look_at
+from refit.weights.view import CudaBytes, Entry, Lifetime, View, entries_of
 
 if TYPE_CHECKING:
     import numpy
@@ -46,6 +47,11 @@ _BOX = struct.Struct("@iI4QQ4Q4Q")  # refit_box
 assert _BOX.size == ctypes.sizeof(abi.refit_box)
 
 
+def _as_targets(packed: bytearray) -> Any:
+    """The array of refit_target."""
+    return (abi.refit_target * (len(packed) // _TARGET.size)).from_buffer(packed)
+
+
 def _padded(numbers: tuple[int, ...]) -> tuple[int, ...]:
     """As many as a refit_box has."""
     return numbers + (0,) * (4 - len(numbers))
@@ -55,12 +61,27 @@ class Current:
     """State that a subscriber and its updates share.
 
     ``serial`` is the number of the open update: C keeps all updates of a subscriber in one place,
-    one after another. ``bound`` holds the tensors that versions are written into.
+    one after another. ``bound`` holds the tensors that versions are written into. What was found
+    out about the tensors of one version counts for the next one, if that has the same.
     """
 
     def __init__(self) -> None:
         self.serial = 0
         self.bound: Bound | None = None
+        self.fit: load.Fit | None = None
+        """The last ``load_into`` that was one call of the C library."""
+        self._known: tuple[bytes, dict[str, Entry]] = b"", {}
+
+    def entries_of(self, update: int) -> dict[str, Entry]:
+        """The descriptions of a version's tensors: the same object for the same tensors."""
+        raw = (ctypes.c_ubyte * 16)()
+        call(lib.refit_update_manifest, update, raw)
+        digest = bytes(raw)
+        if digest != self._known[0]:
+            count = lib.refit_update_count(update)
+            tensor = partial(call, lib.refit_update_tensor, update)
+            self._known = digest, entries_of(count, lambda index, raw: tensor(index, raw, None))
+        return self._known[1]
 
 
 class Update(Handle):
@@ -102,11 +123,10 @@ class Update(Handle):
         self._adopt(pointer)
         self._version = int(lib.refit_update_version(pointer))
         self._streamed = bool(lib.refit_update_is_streamed(pointer))
-        self._entries = entries_of(
-            lib.refit_update_count(pointer),
-            partial(call, lib.refit_update_tensor, pointer),
-            placed=not self._streamed,
-        )
+        self._entries = current.entries_of(pointer)
+        self._places = (ctypes.c_void_p * (0 if self._streamed else len(self._entries)))()
+        if not self._streamed:
+            call(lib.refit_update_places, pointer, self._places, len(self._places))
 
     # ---- What is in it
 
@@ -215,14 +235,21 @@ class Update(Handle):
         recorded = sys.modules.get("refit.weights.parts")  # else none was made
         if recorded is not None and isinstance(target, recorded.Parts):
             return self._load_parts(target, recorded.write)
+        look, fit = look_at(target), self._current.fit
+        known = fit is not None and fit.is_for(self._entries, look, strict, cast)
+        if fit is not None and known and self._copy_to_gpu(fit.targets):
+            return fit.left_out
         views = {view.name: view for view in self.views()}
         plan = load.check(views, target, strict=strict, cast=cast)
-        if not self._streamed:
-            return load.apply(self._copied_to_gpu(plan))
-        if self._engine < 0 or self._targets(plan)[1]:
+        targets, rest = self._targets(plan)
+        if self._streamed and (self._engine < 0 or rest):
             return load.apply_as_they_come(plan, self._pieced_together())
-        self._copied_to_gpu(plan)
-        return plan.left_out
+        if (len(targets) or self._streamed) and self._copy_to_gpu(targets):
+            if look is not None and not rest and plan.is_of(look):
+                left_out = plan.left_out
+                self._current.fit = load.Fit(self._entries, look, strict, cast, left_out, targets)
+            plan = plan._replace(copies=rest)
+        return load.apply(plan)
 
     def _load_parts(self, parts: "Parts", write: Callable[..., None]) -> load.Loaded:
         parts.check({name: (one.dtype.name, one.shape) for name, one in self._entries.items()})
@@ -271,16 +298,20 @@ class Update(Handle):
         array = bytearray()
         for number, pointer, nbytes, whole, at in targets:
             array += _TARGET.pack(number, pointer, nbytes, 0 if whole else begin + at)
-        return left if self._copy_all(array) else places
+        return left if self._copy_to_gpu(_as_targets(array)) else places
 
-    def _copy_all(self, targets: bytearray) -> bool:
-        """False: the GPU takes no digests, and nothing was copied."""
-        array = (abi.refit_target * (len(targets) // _TARGET.size)).from_buffer(targets)
+    def _copy_to_gpu(self, targets: Any) -> bool:
+        """Copies to the engine's GPU, by one call of the C library. False: the GPU takes no
+        digests, and nothing was copied."""
+        self._check_lendable()
+        self._was_read = True  # a copy that fails leaves the target torn
         stream = abi.refit_stream_ref(stream_of(self._engine))
         try:
             with self._call_lock:
                 pointer = self._live
-                self._run(lambda: call(lib.refit_update_copy, pointer, array, len(array), stream))
+                self._run(
+                    lambda: call(lib.refit_update_copy, pointer, targets, len(targets), stream)
+                )
         except UnsupportedError:
             if self._streamed:
                 raise
@@ -338,29 +369,17 @@ class Update(Handle):
                 memory = torch.as_tensor(raw, device=f"cuda:{self._cuda}")
                 yield piece.tensor, piece.offset, piece.bytes, memory
 
-    def _targets(self, plan: load.Plan) -> tuple[bytearray, list[tuple[View, Weight]]]:
+    def _targets(self, plan: load.Plan) -> tuple[Any, list[tuple[View, Weight]]]:
         """What goes to the engine's GPU as it is, as C takes it, and the rest."""
-        index = {name: number for number, name in enumerate(self._entries)}
         targets, rest = bytearray(), []
         for view, place in plan.copies:
             alike = place.dtype.name == view.dtype and place.layout is None
-            if alike and place.device == self._engine:
-                targets += _TARGET.pack(index[view.name], place.pointer, place.nbytes, 0)
+            if alike and place.device == self._engine >= 0:
+                number = self._entries[view.name].number
+                targets += _TARGET.pack(number, place.pointer, place.nbytes, 0)
             else:
                 rest.append((view, place))
-        return targets, rest
-
-    def _copied_to_gpu(self, plan: load.Plan) -> load.Plan:
-        """Copies what goes to the engine's GPU as it is, by one call of the C library; the rest of
-        the plan."""
-        if self._engine < 0:
-            return plan
-        targets, rest = self._targets(plan)
-        if not (targets or self._streamed):
-            return plan
-        self._check_lendable()
-        self._was_read = True  # a copy that fails leaves the target torn
-        return plan._replace(copies=rest) if self._copy_all(targets) else plan
+        return _as_targets(targets), rest
 
     def apply(self, *, strict: bool = True) -> load.Loaded:
         """Writes the version into what ``Subscriber.bind`` was given, whole or not at all.
@@ -383,12 +402,21 @@ class Update(Handle):
             if bound is None:
                 raise StateError("nothing is bound: call Subscriber.bind(model) first")
             self._failed = True
-            views = {view.name: view for view in self.views()}
-            plan = load.check(views, bound.as_bound(views), strict=strict, cast=bound.cast)
+            left_out = self._check_bound(bound, strict)
             bound.wait()
             call(lib.refit_update_apply, pointer, ctypes.byref(ctypes.c_uint32()))
             self._failed = False
-            return plan.left_out
+            return left_out
+
+    def _check_bound(self, bound: Bound, strict: bool) -> load.Loaded:
+        look, fit = look_at(bound.target), bound.fit
+        if fit is not None and fit.is_for(self._entries, look, strict, bound.cast):
+            return fit.left_out
+        views = {view.name: view for view in self.views()}
+        plan = load.check(views, bound.as_bound(views), strict=strict, cast=bound.cast)
+        if look is not None and plan.is_of(look):
+            bound.fit = load.Fit(self._entries, look, strict, bound.cast, plan.left_out, None)
+        return plan.left_out
 
     # ---- What becomes of it
 

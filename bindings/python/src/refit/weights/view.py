@@ -27,27 +27,25 @@ if TYPE_CHECKING:
 
 
 class Entry(NamedTuple):
-    """The description of one tensor of a version, and the address of its bytes."""
+    """The description of one tensor of a version."""
 
     dtype: dtypes.Dtype
     shape: tuple[int, ...]
-    pointer: int
+    number: int
+    """By which the C library knows it."""
     alias_of: str | None
 
 
-def entries_of(
-    count: int, tensor: Callable[[int, Any, Any], None], *, placed: bool = True
-) -> dict[str, Entry]:
-    """What a version of the C library has, by name, in the trainer's order. `tensor` fills in one
-    after the other, by index: a refit_tensor, and where its bytes lie if they are ``placed``."""
+def entries_of(count: int, tensor: Callable[[int, Any], None]) -> dict[str, Entry]:
+    """What a version of the C library has, by name, in the trainer's order. ``tensor`` fills in a
+    refit_tensor by its index."""
     raw = abi.refit_tensor(size=ctypes.sizeof(abi.refit_tensor))
-    place = ctypes.c_void_p()
     entries: dict[str, Entry] = {}
     ties: list[tuple[str, int]] = []
     for index in range(count):
-        tensor(index, ctypes.byref(raw), ctypes.byref(place) if placed else None)
+        tensor(index, ctypes.byref(raw))
         name, shape = raw.name.decode(), tuple(raw.shape[: raw.rank])
-        entries[name] = Entry(dtypes.by_number(raw.dtype), shape, place.value or 0, None)
+        entries[name] = Entry(dtypes.by_number(raw.dtype), shape, index, None)
         if raw.alias_of != abi.REFIT_NO_ALIAS:
             ties.append((name, raw.alias_of))
     names = tuple(entries)
@@ -61,6 +59,9 @@ class Owner(Protocol):
 
     _cuda: int
     """The CUDA device that the bytes are on, or -1."""
+    _places: Any
+    """The address of each tensor's bytes, by its number; empty while they are nowhere as a
+    whole."""
 
     def _lend(self) -> None:
         """StateError if the update is closed; from now on its bytes may have been read."""
@@ -133,19 +134,19 @@ def same_bytes(a: "View", b: "View") -> bool:
     """Whether two views of one version have the same type and bytes. Nothing is handed out, so the
     version before counts as kept. Blocks for the reading. Bytes that have not come yet are the same
     where they are tied."""
-    one, other = a._entry, b._entry
-    if one.dtype is not other.dtype or a.nbytes != b.nbytes:
+    if a.dtype != b.dtype or a.nbytes != b.nbytes:
         return False
-    if not (one.pointer and other.pointer):
+    one, other = a._pointer, b._pointer
+    if not (one and other):
         return a.nbytes == 0 or (a.alias_of or a.name) == (b.alias_of or b.name)
-    if one.pointer == other.pointer:
+    if one == other:
         return True
     if a._owner._cuda < 0:
-        return bool(_libc.memcmp(one.pointer, other.pointer, a.nbytes) == 0)
+        return bool(_libc.memcmp(one, other, a.nbytes) == 0)
     import torch
 
     place = f"cuda:{a._owner._cuda}"
-    raw = [CudaBytes(entry.pointer, a.nbytes, a._owner) for entry in (one, other)]
+    raw = [CudaBytes(pointer, a.nbytes, a._owner) for pointer in (one, other)]
     mine, theirs = (torch.as_tensor(memory, device=place) for memory in raw)
     return all(
         torch.equal(mine[at : at + _COMPARED], theirs[at : at + _COMPARED])
@@ -225,7 +226,7 @@ class View:
         if self._owner._cuda < 0:
             made = torch.frombuffer(self._memory("a tensor"), dtype=dtype).view(shape)
         else:
-            raw = CudaBytes(self._entry.pointer, self.nbytes, self._owner)
+            raw = CudaBytes(self._pointer, self.nbytes, self._owner)
             made = torch.as_tensor(raw, device=place).view(dtype).view(shape)
         self._owner._remember(made)
         return made
@@ -277,12 +278,18 @@ class View:
         if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
             raise BufferError("a view shows memory where it is: copy it with the library it is for")
         self._owner._lend()
-        entry, owner = self._entry, self._owner
+        dtype, pointer, owner = self._entry.dtype, self._pointer, self._owner
         if owner._cuda >= 0:
-            return buffers.to_dlpack(entry.dtype, self.shape, entry.pointer, owner._cuda)
+            return buffers.to_dlpack(dtype, self.shape, pointer, owner._cuda)
         return buffers.to_dlpack(
-            entry.dtype, self.shape, entry.pointer, -1, owner._lifetime_with, release_lifetime
+            dtype, self.shape, pointer, -1, owner._lifetime_with, release_lifetime
         )
+
+    @property
+    def _pointer(self) -> int:
+        """0: there are no bytes, or not yet."""
+        places = self._owner._places
+        return (places[self._entry.number] or 0) if places else 0
 
     def _memory(self, what: str) -> Any:
         if self._owner._cuda >= 0:
@@ -290,7 +297,7 @@ class View:
                 f"{self.name} lies in a GPU's memory and cannot be {what}: take .torch() or DLPack"
             )
         self._owner._lend()
-        memory: Any = (ctypes.c_char * self.nbytes).from_address(self._entry.pointer)
+        memory: Any = (ctypes.c_char * self.nbytes).from_address(self._pointer)
         memory._owner = self._owner  # what reads the memory holds the update,
         memory._lifetime = self._owner._keep()  # and its memory, which the update's end does not
         return memory

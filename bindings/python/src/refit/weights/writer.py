@@ -10,7 +10,8 @@ version is known as far as its ties go. Independent of when a version begins and
 import ctypes
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 from typing import Any
 
 from refit._c import abi
@@ -23,6 +24,7 @@ from refit.weights.manifest import (
     Alias,
     Collected,
     Declared,
+    Row,
     Tensors,
     is_settled,
     lasting,
@@ -110,11 +112,17 @@ class Batch:
     """Tensors of one device; ``device`` is a CUDA device's number, or -1. They are read after
     what ``stream`` has queued. ``lent``: they stay as they are until the version is over."""
 
-    def __init__(self, device: int = -1, stream: int | None = None, lent: bool = False) -> None:
+    def __init__(
+        self,
+        device: int = -1,
+        stream: int | None = None,
+        lent: bool = False,
+        rows: Iterable[Row] = (),
+    ) -> None:
         self.device = device
         self.stream = stream
         self.lent = lent
-        self._items: list[tuple[int, int, int]] = []
+        self._items: list[tuple[int, int, int]] = list(rows)
         self._held: list[Any] = []
         self._held_bytes = 0
 
@@ -134,8 +142,12 @@ class Batch:
             self._held_bytes += 0 if self.lent else weight.nbytes
         self._items.append((index, weight.pointer, weight.nbytes))
 
-    def parts(self) -> Iterator[Any]:
+    @cached_property
+    def parts(self) -> list[Any]:
         """Arrays of refit_weight: so few bytes in each that Ctrl-C is heard between them."""
+        return list(self._parts())
+
+    def _parts(self) -> Iterator[Any]:
         first, nbytes, most = 0, 0, LENT_PART_BYTES if self.lent else PART_BYTES
         for i, (_, _, more) in enumerate(self._items):
             if nbytes and nbytes + more > most:
@@ -193,6 +205,8 @@ class Writer:
         self._devices: dict[int, Device] = {}
         self._ties: TieCheck | None = None
         self._lent: list[Batch] = []
+        self._whole: tuple[dict[int, list[Row]], list[Batch]] | None = None
+        """The batches of what was collected last; they hold nothing."""
 
     def forget(self) -> None:
         """The version is over: later tensors belong to another."""
@@ -205,11 +219,16 @@ class Writer:
             self._devices.popitem()[1].close()
 
     def write_collected(self, publisher: int, found: Collected) -> None:
-        """The tensors are held by the caller until the version is over: only copies are bounded."""
+        """``found`` stays until the version is over: only copies are bounded."""
+        if self._whole is None or self._whole[0] is not found.rows:
+            made = [Batch(it, None, it >= 0, rows) for it, rows in found.rows.items()]
+            self._whole = found.rows, made
+        for batch in self._whole[1]:
+            batch.stream = stream_of(batch.device) if batch.device >= 0 else None
+            self._flush(publisher, batch)
         batches: Batches = {}
-        for index, weight in found.weights:
-            lent = weight.device >= 0 and weight.layout is None
-            self._add(publisher, batches, index, weight, hold=lent, lent=lent)
+        for index, weight in found.scattered:
+            self._add(publisher, batches, index, weight, hold=False)
         self._flush_all(publisher, batches)
 
     def write_together(
@@ -294,7 +313,7 @@ class Writer:
         stop = threading.Event()
 
         def write() -> None:
-            for part in batch.parts():
+            for part in batch.parts:
                 if stop.is_set():
                     raise CancelledError("the publish was interrupted")
                 call(function, publisher, part, len(part), device, stream)
