@@ -26,6 +26,7 @@ from refit.weights.subscriber import Subscriber
 
 PARAMETERS = 1.5e9
 BUCKET_BYTES = 512 << 20
+SLOW_ROUNDS = 3
 NEED = MemoryNeed("weights", 2 * 4, 1 << 30)  # on the host: what is pickled, at both ends
 
 
@@ -33,6 +34,8 @@ class Way(Protocol):
     """A trainer's half, which has begun the engine's half when it is open."""
 
     name: str
+    is_slow: bool
+    """A version takes seconds: few rounds are enough."""
 
     def __init__(self, processes: WorkerProcesses, weights: Weights, versions: int) -> None: ...
 
@@ -78,6 +81,7 @@ def _time(
 ) -> tuple[Series, int]:
     """A cold version and one for each round; and the device memory besides both ends' weights."""
     device = next(iter(weights.values())).device
+    rounds = min(rounds, SLOW_ROUNDS) if make.is_slow else rounds
     for it in weights.values():
         numbers = it.view(torch.int16).view(-1)
         numbers.sub_(numbers[0].clone())  # the first element counts versions
@@ -211,6 +215,7 @@ class _LineWay:
     """A way whose halves talk by a line. ``open_`` is what its engine does first."""
 
     name: str
+    is_slow = False
     open_: Callable[..., Take]
 
     def __init__(self, processes: WorkerProcesses, weights: Weights, versions: int) -> None:
@@ -231,6 +236,7 @@ class RefitWay:
     """``Publisher.publish``, and ``Update.load_into``; digests are compared."""
 
     name = "refit"
+    is_slow = False
 
     def __init__(self, processes: WorkerProcesses, weights: Weights, versions: int) -> None:
         device = str(next(iter(weights.values())).device)
@@ -380,6 +386,7 @@ class PickleWay(_LineWay):
     """Copied to the host, pickled, sent, and copied to the GPU again."""
 
     name = "pyzmq, pickled host tensors"
+    is_slow = True
     open_ = _open_pickles
 
     def send(self, weights: Weights) -> None:

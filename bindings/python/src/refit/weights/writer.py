@@ -41,7 +41,9 @@ from refit.weights.ties import TieCheck
 # the next one is asked for.
 
 COPIED_BYTES = 1 << 20
-"""Up to here a copy is cheaper than a call of the C library for this tensor alone."""
+GPU_COPIED_BYTES = 32 << 20
+"""Up to here a copy, in host memory or in a GPU's, is cheaper than a call of the C library for this
+tensor alone."""
 
 
 def settled(weights: Tensors) -> Tensors:
@@ -55,7 +57,7 @@ def copied(weight: Weight) -> Weight | None:
     """The same in memory of its own; None for what is better, or can only be, read where it is."""
     if weight.layout is not None:
         return in_row_order(weight)
-    if weight.nbytes > COPIED_BYTES:
+    if weight.nbytes > (COPIED_BYTES if weight.device < 0 else GPU_COPIED_BYTES):
         return None
     if weight.device < 0:
         raw = ctypes.string_at(weight.pointer, weight.nbytes) if weight.nbytes else b""
