@@ -14,6 +14,7 @@ from refit.errors import CancelledError, InvalidError, NotFoundError, StateError
 from refit.weights.manifest import Alias, TensorSpec
 from refit.weights.named_weights import named_weights
 from refit.weights.publisher import Publisher
+from refit.weights.writer import PublisherCalls
 
 
 class Failing:
@@ -199,16 +200,16 @@ def test_ctrl_c_is_heard_between_two_parts(pair: Pair, monkeypatch: pytest.Monke
 
     def write_all(*arguments: Any) -> int:
         written.append(arguments[2])
-        stop[-1]()  # as run_interruptibly does when Ctrl-C comes
+        stop[-1]()  # as it is called when Ctrl-C comes
         return int(real(*arguments))
 
-    def run(function: Callable[[], Any], cancel: Callable[[], object]) -> Any:
+    def run(_: Any, function: Callable[[], Any], cancel: Callable[[], object]) -> Any:
         stop.append(cancel)
         return function()
 
     with monkeypatch.context() as patch:
         patch.setattr("refit.weights.writer.PART_BYTES", 100)
-        patch.setattr("refit.weights.writer.run_interruptibly", run)
+        patch.setattr(PublisherCalls, "run", run)
         patch.setattr(lib, "refit_publisher_write_all", write_all)
         with pytest.raises(CancelledError, match="interrupted"):
             pair.publisher.publish({f"w{i}": bytes([i]) * 100 for i in range(10)})

@@ -17,7 +17,13 @@ from typing import Any
 import pytest
 import refit._c.waiting
 from interrupts import AtLine, lines
-from refit._c.waiting import SLICE_MS, interrupts_held, run_interruptibly, wait_in_slices
+from refit._c.waiting import (
+    SLICE_MS,
+    Calls,
+    interrupts_held,
+    run_interruptibly,
+    wait_in_slices,
+)
 from refit.errors import CancelledError, DeadlineError, InvalidError, PeerError
 
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -172,6 +178,47 @@ def test_ctrl_c_cancels_a_call_and_waits_for_its_end(bell: Bell) -> None:
     sender.join()
     assert ended == [True]
     assert isinstance(caught.value.__context__, CancelledError)
+
+
+def test_calls_of_one_block_share_a_thread_that_ends_with_it() -> None:
+    seen: list[int] = []
+
+    def fail() -> None:
+        raise PeerError("worker 3 was lost")
+
+    with Calls() as calls:
+        assert threads_of_calls() == []
+        for _ in range(3):
+            calls.run(lambda: seen.append(threading.get_ident()))
+            assert threads_of_calls() == ["refit-call"]
+        with pytest.raises(PeerError, match="worker 3"):
+            calls.run(fail)
+        assert calls.run(lambda: 42) == 42
+    assert len(set(seen)) == 1
+    assert threads_of_calls() == []
+
+
+def test_a_handler_that_runs_during_a_call_may_make_one(bell: Bell) -> None:
+    inner: list[int] = []
+
+    def handler(*_: Any) -> None:
+        inner.append(calls.run(lambda: 42))
+        bell.ring()
+
+    with handled(signal.SIGUSR1, handler), Calls() as calls:
+        sender = signal_when(bell.waiting, signal.SIGUSR1)
+        assert calls.run(bell.wait)
+        sender.join()
+    assert inner == [42]
+
+
+def test_the_thread_of_a_block_that_was_left_without_its_end_ends() -> None:
+    calls = Calls()
+    calls.run(lambda: None)
+    (thread,) = (one for one in threading.enumerate() if one.name == "refit-call")
+    del calls
+    thread.join(60)
+    assert not thread.is_alive()
 
 
 def ring_after(sender: threading.Thread, bell: Bell) -> threading.Thread:
@@ -348,7 +395,13 @@ def held() -> None:
         pass
 
 
-@pytest.mark.parametrize("call", [held, lambda: run_interruptibly(lambda: 42)])
+def two_calls() -> None:
+    with Calls() as calls:
+        calls.run(lambda: calls.run(lambda: 1))
+        calls.run(lambda: 2)
+
+
+@pytest.mark.parametrize("call", [held, lambda: run_interruptibly(lambda: 42), two_calls])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1, None])
 def test_exception_before_any_line_leaves_handlers_unchanged(
     number: signal.Signals | None, call: Callable[[], object]

@@ -17,11 +17,14 @@ import math
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from queue import SimpleQueue
 from types import FrameType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from refit.errors import DeadlineError, InvalidError
 
@@ -74,29 +77,93 @@ def run_interruptibly(function: Callable[[], T], cancel: Callable[[], object] | 
     of other signals run meanwhile, and one that raises is treated alike. On another thread, which
     no signal reaches, it is a plain call.
     """
-    if threading.current_thread() is not threading.main_thread():
-        return function()
-    call = _Call(function)
-    with _Held(cancel) as held:
+    with Calls() as calls:
+        return calls.run(function, cancel)
+
+
+class Calls:
+    """``run_interruptibly`` many times in one block, with one helper thread, which ends with the
+    block. Belongs to the thread that made it."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[_Call[Any] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._busy = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def run(self, function: Callable[[], T], cancel: Callable[[], object] | None = None) -> T:
+        """One call. In a signal handler that runs during another one it has a thread of its own."""
+        if threading.current_thread() is not threading.main_thread():
+            return function()
+        if self._busy:
+            return run_interruptibly(function, cancel)
+        self._busy = True
         try:
-            call.start()
-            while not call.wait():
-                held.call_handlers(but=signal.SIGINT)
-        except BaseException:
-            if call.wanted:
-                held.cancel_once()
-            raise
+            return self._run(_Call(function), cancel)
         finally:
-            call.outlast()
-        return call.future.result()
+            self._busy = False
+
+    def _run(self, call: "_Call[T]", cancel: Callable[[], object] | None) -> T:
+        with _Held(cancel) as held:
+            try:
+                self._start(call)
+                while not call.wait():
+                    held.call_handlers(but=signal.SIGINT)
+            except BaseException:
+                if call.wanted:
+                    held.cancel_once()
+                raise
+            finally:
+                call.outlast()
+            return call.future.result()
+
+    def _start(self, call: "_Call[Any]") -> None:
+        if self._thread is None:
+            # Where an exception has kept the block from its end, the thread ends with this object.
+            end = weakref.ref(self, partial(self._queue.put, None))
+            self._thread = threading.Thread(
+                target=_serve, args=(self._queue, end), name="refit-call", daemon=True
+            )
+            self._thread.start()
+        self._queue.put(call)
+        call.begin()
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._end()
+        except BaseException:  # an exception of another thread's making may have come before it
+            self._end()
+            raise
+
+    def _end(self) -> None:
+        """Waits for the thread's end, whatever handlers raise meanwhile; the last of that is raised
+        then."""
+        late: BaseException | None = None
+        self._queue.put(None)
+        while self._thread is not None:
+            try:
+                if self._thread.ident is not None:
+                    self._thread.join()
+                self._thread = None
+            except BaseException as why:
+                late = why
+        if late is not None:
+            raise late
+
+
+def _serve(queue: "SimpleQueue[_Call[Any] | None]", _end: object) -> None:
+    while (call := queue.get()) is not None:
+        call.serve()
+        del call  # it holds what was called, and a result
 
 
 class _Call(Generic[T]):
-    """A function on a thread of its own.
+    """A function on the helper thread.
 
-    An exception of another thread's making may come while it is started; then it is unknown
-    whether it was. So the thread begins with a look at whether it is still wanted: one that is not
-    ends by itself.
+    An exception of another thread's making may come while it is handed over; then it is unknown
+    whether it was. So the thread begins with a look at whether it is still wanted.
     """
 
     def __init__(self, function: Callable[[], T]) -> None:
@@ -104,14 +171,12 @@ class _Call(Generic[T]):
         self.wanted = False
         self._function = function
         self._gate = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="refit-call")
 
-    def start(self) -> None:
-        self._thread.start()
+    def begin(self) -> None:
         self.wanted = True
         self._gate.set()
 
-    def _run(self) -> None:
+    def serve(self) -> None:
         self._gate.wait()
         if not self.wanted:
             return
@@ -129,10 +194,9 @@ class _Call(Generic[T]):
         """Waits for its end, whatever handlers raise meanwhile; the last of that is raised then."""
         late: BaseException | None = None
         self._gate.set()
-        while self.wanted and (not self.future.done() or self._thread.is_alive()):
+        while self.wanted and not self.future.done():
             try:
-                if self.wait():
-                    self._thread.join()
+                self.wait()
             except BaseException as why:
                 late = why
         if late is not None:

@@ -30,7 +30,7 @@ from refit.errors import InvalidError, NotFoundError, RefitError, StateError
 from refit.weights import manifest
 from refit.weights.manifest import Declared, Tensors, TensorSpec, is_settled
 from refit.weights.worker import Worker, worker_of
-from refit.weights.writer import Writer, run_cancellably, settled
+from refit.weights.writer import PublisherCalls, Writer, settled
 
 
 class Publisher(Handle):
@@ -153,12 +153,12 @@ class Publisher(Handle):
         keep the one before, unless it was committed: ``publisher.version`` tells. Raises what
         ``declare``, ``begin``, ``write`` and ``commit`` raise.
         """
-        with self._call_lock:
+        with self._call_lock, PublisherCalls(self._live) as calls:
             send = self._prepare(manifest.planned(weights))
-            self._begin(version)
+            self._begin(calls, version)
             try:
-                send()
-                _commit(self._live)
+                send(calls)
+                _commit(calls)
             except BaseException:
                 _drop(self._live)
                 raise
@@ -204,8 +204,8 @@ class Publisher(Handle):
         one is under way), StaleError (the number was used), InvalidError, HostMemoryError,
         SystemCallError, DeviceMemoryError, CancelledError; nothing has begun then.
         """
-        with self._call_lock:
-            self._begin(version)
+        with self._call_lock, PublisherCalls(self._live) as calls:
+            self._begin(calls, version)
 
     def write(self, name: str, tensor: Any) -> None:
         """Writes one tensor of the version; when it returns, the tensor may change.
@@ -252,7 +252,8 @@ class Publisher(Handle):
         """
         with self._call_lock:
             try:
-                _commit(self._live)
+                with PublisherCalls(self._live) as calls:
+                    _commit(calls)
             except StateError:
                 raise  # the version stays open
             except BaseException:
@@ -345,12 +346,12 @@ class Publisher(Handle):
 
     # ---- Below: the call lock is held
 
-    def _begin(self, version: int | None) -> None:
+    def _begin(self, calls: PublisherCalls, version: int | None) -> None:
         """Begins it; nothing has begun if that fails. None: the next number. InvalidError."""
         self._find_device(current_cuda())
         pointer, number = self._live, _number(version)
         try:
-            run_cancellably(pointer, lambda: call(lib.refit_publisher_begin, pointer, number))
+            calls.cancellable(lambda: call(lib.refit_publisher_begin, pointer, number))
             self._writer.forget()
         except RefitError:
             raise
@@ -358,19 +359,19 @@ class Publisher(Handle):
             _drop(pointer)
             raise
 
-    def _prepare(self, weights: Tensors) -> Callable[[], None]:
+    def _prepare(self, weights: Tensors) -> Callable[[PublisherCalls], None]:
         """Declares what there is; gives what writes it."""
-        pointer = self._live
         has_manifest = callable(getattr(weights, "manifest", None))
         if has_manifest or (self._declared is not None and not is_settled(weights)):
             if has_manifest:
                 self._declare(manifest.specs_of(weights))
-            return lambda: self._write(weights, together=is_settled(weights), lend=True)
+            together = is_settled(weights)
+            return lambda calls: self._write_by(calls, weights, together=together, lend=True)
         found = self._collector.collect(settled(weights))
         number = found.cuda_number
         self._find_device(None if number is None else f"cuda:{number}")
         self._declare(found.specs)
-        return lambda: self._writer.write_collected(pointer, found)
+        return lambda calls: self._writer.write_collected(calls, found)
 
     def _declare(self, specs: tuple[TensorSpec, ...]) -> None:
         before = self._declared
@@ -387,11 +388,17 @@ class Publisher(Handle):
         self._declared = Declared(specs)
 
     def _write(self, weights: Tensors, *, together: bool, lend: bool = False) -> None:
+        with PublisherCalls(self._live) as calls:
+            self._write_by(calls, weights, together=together, lend=lend)
+
+    def _write_by(
+        self, calls: PublisherCalls, weights: Tensors, *, together: bool, lend: bool
+    ) -> None:
         declared = self._declared or Declared(())
         if together:
-            self._writer.write_together(self._live, declared, weights, lend=lend)
+            self._writer.write_together(calls, declared, weights, lend=lend)
         else:
-            self._writer.write_each(self._live, declared, weights)
+            self._writer.write_each(calls, declared, weights)
 
 
 # ---- One version, as calls of the C library that wait. Ctrl-C ends each wait, and what it leaves
@@ -399,10 +406,11 @@ class Publisher(Handle):
 # version.
 
 
-def _commit(publisher: int) -> None:
+def _commit(calls: PublisherCalls) -> None:
     """Ends it; whose fault a failure is, is in the exception's ``workers``."""
+    publisher = calls.publisher
     try:
-        run_cancellably(publisher, lambda: call(lib.refit_publisher_commit, publisher))
+        calls.cancellable(lambda: call(lib.refit_publisher_commit, publisher))
     except RefitError as why:
         why.workers = tuple(worker for worker in _workers(publisher) if worker.status)
         raise

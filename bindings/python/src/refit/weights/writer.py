@@ -17,7 +17,7 @@ from typing import Any
 from refit._c import abi
 from refit._c.device import Device, stream_of
 from refit._c.library import call, lib
-from refit._c.waiting import run_interruptibly
+from refit._c.waiting import Calls
 from refit.errors import CancelledError, UnsupportedError
 from refit.weights import manifest
 from refit.weights.manifest import (
@@ -171,37 +171,42 @@ def _pack(items: list[tuple[int, int, int]]) -> Any:
     return (abi.refit_weight * len(items)).from_buffer(packed)
 
 
-def run_cancellably(
-    publisher: int, function: Callable[[], None], cancelled: threading.Event | None = None
-) -> None:
-    """Runs calls that may wait for workers; Ctrl-C cancels the one under way, and sets
-    ``cancelled``."""
-    cancelled = cancelled or threading.Event()
+class PublisherCalls(Calls):
+    """Calls of one publisher that may wait for workers; Ctrl-C cancels the one under way."""
 
-    def cancel() -> None:
-        cancelled.set()
-        lib.refit_publisher_cancel(publisher)
+    def __init__(self, publisher: int) -> None:
+        super().__init__()
+        self.publisher = publisher
 
-    try:
-        run_interruptibly(function, cancel)
-    finally:
-        if cancelled.is_set():
-            _take_back_cancel(publisher)
+    def cancellable(
+        self, function: Callable[[], None], cancelled: threading.Event | None = None
+    ) -> None:
+        """Runs it. Ctrl-C sets ``cancelled`` as well."""
+        cancelled = cancelled or threading.Event()
 
+        def cancel() -> None:
+            cancelled.set()
+            lib.refit_publisher_cancel(self.publisher)
 
-def _take_back_cancel(publisher: int) -> None:
-    """One that came too late for its call is not to end the next one."""
-    try:
-        call(lib.refit_publisher_wait_workers, publisher, 0, 0)
-    except CancelledError:
-        return
+        try:
+            self.run(function, cancel)
+        finally:
+            if cancelled.is_set():
+                self._take_back_cancel()
+
+    def _take_back_cancel(self) -> None:
+        """One that came too late for its call is not to end the next one."""
+        try:
+            call(lib.refit_publisher_wait_workers, self.publisher, 0, 0)
+        except CancelledError:
+            return
 
 
 # ---- The writer
 
 
 class Writer:
-    """Writes for one publisher, whose pointer each call is given. Owns the devices it opens."""
+    """Writes for one publisher, whose calls it is given each time. Owns the devices it opens."""
 
     def __init__(self) -> None:
         self._devices: dict[int, Device] = {}
@@ -220,21 +225,21 @@ class Writer:
         while self._devices:
             self._devices.popitem()[1].close()
 
-    def write_collected(self, publisher: int, found: Collected) -> None:
+    def write_collected(self, calls: PublisherCalls, found: Collected) -> None:
         """``found`` stays until the version is over: only copies are bounded."""
         if self._whole is None or self._whole[0] is not found.rows:
             made = [Batch(it, None, it >= 0, rows) for it, rows in found.rows.items()]
             self._whole = found.rows, made
         for batch in self._whole[1]:
             batch.stream = stream_of(batch.device) if batch.device >= 0 else None
-            self._flush(publisher, batch)
+            self._flush(calls, batch)
         batches: Batches = {}
         for index, weight in found.scattered:
-            self._add(publisher, batches, index, weight, hold=False)
-        self._flush_all(publisher, batches)
+            self._add(calls, batches, index, weight, hold=False)
+        self._flush_all(calls, batches)
 
     def write_together(
-        self, publisher: int, declared: Declared, weights: Tensors, *, lend: bool
+        self, calls: PublisherCalls, declared: Declared, weights: Tensors, *, lend: bool
     ) -> None:
         """The tensors may be made as they are taken, and stay: what is held is bounded. ``lend``:
         those that are not made so stay until the version is over."""
@@ -250,12 +255,12 @@ class Writer:
                     continue
                 own = lasts is not None and lasts(name)
                 lent = own and weight.device >= 0 and weight.layout is None
-                self._add(publisher, batches, index, weight, hold=True, lent=lent)
-            self._flush_all(publisher, batches)
+                self._add(calls, batches, index, weight, hold=True, lent=lent)
+            self._flush_all(calls, batches)
         finally:
             ties.leave()
 
-    def write_each(self, publisher: int, declared: Declared, weights: Tensors) -> None:
+    def write_each(self, calls: PublisherCalls, declared: Declared, weights: Tensors) -> None:
         """Each tensor counts only until the next one is asked for."""
         batches: Batches = {}
         ties = self._ties_of(declared)
@@ -267,24 +272,24 @@ class Writer:
                 continue
             own = copied(weight)
             if own is None:
-                self._write_alone(publisher, index, weight)
+                self._write_alone(calls, index, weight)
             else:
-                self._add(publisher, batches, index, own, hold=True)
-        self._flush_all(publisher, batches)
+                self._add(calls, batches, index, own, hold=True)
+        self._flush_all(calls, batches)
 
     def _ties_of(self, declared: Declared) -> TieCheck:
         if self._ties is None:
             self._ties = TieCheck(declared.specs)
         return self._ties
 
-    def _write_alone(self, publisher: int, index: int, weight: Weight) -> None:
+    def _write_alone(self, calls: PublisherCalls, index: int, weight: Weight) -> None:
         batches: Batches = {}
-        self._add(publisher, batches, index, weight, hold=True)
-        self._flush_all(publisher, batches)
+        self._add(calls, batches, index, weight, hold=True)
+        self._flush_all(calls, batches)
 
     def _add(
         self,
-        publisher: int,
+        calls: PublisherCalls,
         batches: Batches,
         index: int,
         weight: Weight,
@@ -296,14 +301,14 @@ class Writer:
         stream = stream_of(weight.device) if weight.device >= 0 else None
         kind = weight.device, stream, lent
         if kind in batches and batches[kind].full:
-            self._flush(publisher, batches.pop(kind))
+            self._flush(calls, batches.pop(kind))
         batches.setdefault(kind, Batch(*kind)).add(index, weight, hold=hold)
 
-    def _flush_all(self, publisher: int, batches: Batches) -> None:
+    def _flush_all(self, calls: PublisherCalls, batches: Batches) -> None:
         while batches:
-            self._flush(publisher, batches.pop(next(iter(batches))))
+            self._flush(calls, batches.pop(next(iter(batches))))
 
-    def _flush(self, publisher: int, batch: Batch) -> None:
+    def _flush(self, calls: PublisherCalls, batch: Batch) -> None:
         if len(batch) == 0:
             return
         device = self._device(batch.device).pointer if batch.device >= 0 else None
@@ -318,9 +323,9 @@ class Writer:
             for part in batch.parts:
                 if stop.is_set():
                     raise CancelledError("the publish was interrupted")
-                call(function, publisher, part, len(part), device, stream)
+                call(function, calls.publisher, part, len(part), device, stream)
 
-        run_cancellably(publisher, write, stop)
+        calls.cancellable(write, stop)
 
     def _device(self, number: int) -> Device:
         """The C library's device for PyTorch's CUDA device of that number; open until close."""
