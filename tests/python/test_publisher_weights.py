@@ -12,7 +12,7 @@ from interrupts import ctrl_c_after
 from refit._c.library import lib
 from refit.errors import CancelledError, InvalidError, NotFoundError, StateError
 from refit.weights.manifest import Alias, TensorSpec
-from refit.weights.named_weights import named_weights
+from refit.weights.named_weights import NamedWeights, named_weights
 from refit.weights.publisher import Publisher
 from refit.weights.writer import PublisherCalls
 
@@ -238,3 +238,110 @@ def test_ctrl_c_after_declaration_mixes_up_nothing_trap_33(pair: Pair) -> None:
         pair.publisher.declare(dict(reversed(weights.items())))
     pair.publisher.publish(weights)
     assert pair.worker.seen == [weights] * 2
+
+
+class TwoLayers(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = torch.nn.Linear(3, 3)
+        self.b = torch.nn.Linear(3, 3, bias=False)
+        self.register_buffer("scale", torch.ones(2))
+        self.register_buffer("cache", torch.ones(2), persistent=False)
+
+
+def nothing(model: TwoLayers) -> None:
+    """Only values change."""
+
+
+def other_memory(model: TwoLayers) -> None:
+    model.b.weight.data = model.b.weight.data.clone()
+
+
+def other_parameter(model: TwoLayers) -> None:
+    model.a.bias = torch.nn.Parameter(torch.full((3,), 2.0))
+
+
+def other_type(model: TwoLayers) -> None:
+    model.b.to(torch.bfloat16)
+
+
+def tied(model: TwoLayers) -> None:
+    model.b.weight = model.a.weight
+
+
+def one_layer_more(model: TwoLayers) -> None:
+    model.c = torch.nn.Linear(1, 1)
+
+
+def wrapped(model: TwoLayers) -> None:
+    model.b = torch.nn.Sequential(model.b)
+
+
+def scattered(model: TwoLayers) -> None:
+    model.b.weight.data = model.b.weight.data.t()
+
+
+def other_buffer(model: TwoLayers) -> None:
+    model.scale = torch.full((2,), 5.0)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({}, {}),
+        ({}, {"dtype": torch.bfloat16}),
+        ({"dtype": torch.bfloat16}, {}),
+        ({}, {"buffers": "all"}),
+        ({}, {"buffers": "none"}),
+        ({}, {"names": ["a.weight"]}),
+        ({"names": ["a.weight"]}, {"names": ("a.bias", "a.weight")}),
+        ({}, {"names": []}),
+        ({}, {"names": str.upper}),
+        ({"dtype": torch.bfloat16}, {"dtype": torch.bfloat16, "keep": ["a.*"]}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "change",
+    [
+        nothing,
+        other_memory,
+        other_parameter,
+        other_type,
+        tied,
+        one_layer_more,
+        wrapped,
+        scattered,
+        other_buffer,
+    ],
+)
+def test_a_model_that_changed_is_looked_at_again(
+    pair: Pair, change: Callable[[TwoLayers], None], before: Any, after: Any
+) -> None:
+    model = TwoLayers()
+    for options in (before, before, after, after, before):
+        if options is after:
+            change(model)
+        with torch.no_grad():
+            model.a.weight.add_(1)
+        given = dict(named_weights(model, **options))
+        if not given:
+            continue
+        pair.publisher.publish(named_weights(model, **options))
+        assert list(pair.worker.seen[-1]) == list(given)
+        for name, tensor in given.items():
+            expected = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+            assert pair.worker.seen[-1][name] == expected, name
+
+
+def test_a_model_that_stays_is_walked_through_once(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, walks = TwoLayers(), []
+    walk = NamedWeights._walk
+    monkeypatch.setattr(NamedWeights, "_walk", lambda it: walks.append(1) or walk(it))
+    for _ in range(3):
+        pair.publisher.publish(named_weights(model))
+    assert len(walks) == 1
+    pair.publisher.publish(named_weights(torch.nn.Sequential(model)))
+    assert len(walks) == 2

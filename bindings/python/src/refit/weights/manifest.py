@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from refit._c import abi, dtypes
 from refit.errors import InvalidError, NotFoundError
-from refit.weights.source import Marks, RawTensor, Weight, marks_of, weight_named
+from refit.weights.source import RawTensor, Weight, marks_of, weight_named
 from refit.weights.ties import Ties
 
 __all__ = [
@@ -174,23 +174,34 @@ def collect(tensors: Tensors, *, ties: bool = True) -> Collected:
 
 class Collector:
     """``collect`` for version after version: tensors that lie where they lay, under the same names,
-    are not looked at again."""
+    are not looked at again. While nothing has changed ``rows`` is the same object."""
 
     def __init__(self) -> None:
-        self._known: tuple[list[str], Marks, Collected] | None = None
+        self._known: tuple[Any, Collected] | None = None
+
+    def known(self, tensors: Tensors) -> Collected | None:
+        """What is known of them without asking for each; None: that takes ``collect``."""
+        look = look_of(tensors)
+        return None if look is None else self._same(look, [tensors])
 
     def collect(self, tensors: Tensors) -> Collected:
-        """While nothing has changed ``rows`` is the same object. Raises what ``collect`` raises."""
+        """Raises what ``collect`` raises."""
         pairs = list(pairs_of(tensors))
         names, held = [name for name, _ in pairs], [tensor for _, tensor in pairs]
-        marks, known = marks_of(held), self._known
-        if known is not None and known[:2] == (names, marks):
-            return known[2]._replace(held=held)
+        marks = marks_of(held)
+        key = None if marks is None else look_of(tensors) or (names, marks)
+        same = None if key is None else self._same(key, held)
+        if same is not None:
+            return same
         found = collect(pairs)
-        self._known = None
-        if marks is not None and not found.scattered:
-            self._known = names, marks, found._replace(held=[])
+        lasts = key is not None and not found.scattered
+        self._known = (key, found._replace(held=[])) if lasts else None
         return found
+
+    def _same(self, key: Any, held: list[Any]) -> Collected | None:
+        if self._known is None or self._known[0] != key:
+            return None
+        return self._known[1]._replace(held=held)
 
 
 def _spec_of_alias(name: str, alias: Alias, known: Mapping[str, TensorSpec]) -> TensorSpec:
@@ -229,6 +240,13 @@ class Declared:
     def is_tied(self, index: int) -> bool:
         """Whether its bytes are another's, so that it is not written."""
         return self.specs[index].alias_of is not None
+
+
+def look_of(tensors: Tensors) -> Any:
+    """Equal for weights that would give the same tensors under the same names; None: only the
+    tensors tell. ``NamedWeights`` has it of its model."""
+    method = getattr(tensors, "look", None)
+    return method() if callable(method) else None
 
 
 def planned(tensors: Tensors) -> Tensors:

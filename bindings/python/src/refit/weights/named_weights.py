@@ -38,6 +38,7 @@ from refit.weights.layers import Found, walk_weights
 from refit.weights.manifest import TensorSpec
 from refit.weights.merged import MergedLayer
 from refit.weights.source import lacks_memory, layout_of
+from refit.weights.target import look_at, tensors_of
 from refit.weights.ties import Ties
 from refit.weights.zero import AT_ONCE, gathered, is_divided, nbytes_of, shape_of
 
@@ -97,9 +98,14 @@ class PlannedWeight(NamedTuple):
 
     @property
     def is_own(self) -> bool:
-        """Whether it travels as the model has it: nothing is made of it."""
+        """Whether it travels, as the model has it."""
+        return self.tie is None and self.is_as_it_is
+
+    @property
+    def is_as_it_is(self) -> bool:
+        """Whether nothing is made of it."""
         made = self.merged is not None or isinstance(self.tensor, DTensor) or self.is_divided
-        if made or self.tie is not None or self.tensor.dtype != self.dtype:
+        if made or self.tensor.dtype != self.dtype:
             return False
         return self.piece is None or self.tensor.is_contiguous()
 
@@ -300,7 +306,22 @@ class NamedWeights:
 
     def planned(self) -> "NamedWeights | PlannedWeights":
         """The same, looked at once: for a caller that takes the manifest and iterates at once."""
-        return self if self.collective else PlannedWeights(_ordered(self._plan()))
+        if self.collective:
+            return self
+        plan, look = _ordered(self._plan()), self.look()
+        own = {} if look is None else tensors_of(self._model)
+        is_own = all(own.get(one.name) is one.tensor and one.is_as_it_is for one in plan)
+        return PlannedWeights(plan, look if is_own else None)
+
+    def look(self) -> Any:
+        """Equal for two whose models have the same tensors where they were, if all that comes is
+        these, under their own names. None: it takes a longer look."""
+        names, keep = self._names or (), self._keep or ()
+        if callable(names) or callable(keep) or self._lora is not None or self.collective:
+            return None
+        look = look_at(self._model)
+        chosen = self._names is None, tuple(names), tuple(keep)
+        return None if look is None else (look, self._dtype, self._buffers, chosen)
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         if self.collective:
@@ -394,9 +415,14 @@ class PlannedWeights:
 
     settled = True
 
-    def __init__(self, plan: list[PlannedWeight]) -> None:
+    def __init__(self, plan: list[PlannedWeight], look: Any = None) -> None:
         self._plan = plan
+        self._look = look
         self._lasting: set[str] | None = None
+
+    def look(self) -> Any:
+        """See ``NamedWeights.look``; None unless all are the model's own tensors."""
+        return self._look
 
     def manifest(self) -> list[TensorSpec]:
         """All names, tied ones included, with dtype and shape."""

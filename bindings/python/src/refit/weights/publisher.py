@@ -154,7 +154,7 @@ class Publisher(Handle):
         ``declare``, ``begin``, ``write`` and ``commit`` raise.
         """
         with self._call_lock, PublisherCalls(self._live) as calls:
-            send = self._prepare(manifest.planned(weights))
+            send = self._prepare(weights)
             self._begin(calls, version)
             try:
                 send(calls)
@@ -361,13 +361,16 @@ class Publisher(Handle):
 
     def _prepare(self, weights: Tensors) -> Callable[[PublisherCalls], None]:
         """Declares what there is; gives what writes it."""
-        has_manifest = callable(getattr(weights, "manifest", None))
-        if has_manifest or (self._declared is not None and not is_settled(weights)):
-            if has_manifest:
-                self._declare(manifest.specs_of(weights))
-            together = is_settled(weights)
-            return lambda calls: self._write_by(calls, weights, together=together, lend=True)
-        found = self._collector.collect(settled(weights))
+        found = self._collector.known(weights)
+        if found is None:
+            given, together = manifest.planned(weights), is_settled(weights)
+            has_manifest = callable(getattr(given, "manifest", None))
+            as_they_come = has_manifest or (self._declared is not None and not together)
+            if as_they_come and manifest.look_of(given) is None:
+                if has_manifest:
+                    self._declare(manifest.specs_of(given))
+                return lambda calls: self._write_by(calls, given, together=together, lend=True)
+            found = self._collector.collect(settled(given))
         number = found.cuda_number
         self._find_device(None if number is None else f"cuda:{number}")
         self._declare(found.specs)

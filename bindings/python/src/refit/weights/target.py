@@ -66,12 +66,16 @@ def look_at(target: Any) -> Look | None:
         return None if marks is None else Look(of, list(target), marks)
     if torch is None or not isinstance(target, torch.nn.Module):
         return None
-    pairs = list(target.named_parameters(remove_duplicate=False))
-    pairs += target.named_buffers(remove_duplicate=False)
-    marks = marks_of([tensor for _, tensor in pairs])
-    if marks is None:
-        return None
-    return Look(weakref.ref(target), [name for name, _ in pairs], marks)
+    own = tensors_of(target)
+    marks = marks_of(own.values())
+    return None if marks is None else Look(weakref.ref(target), list(own), marks)
+
+
+def tensors_of(module: Any) -> dict[str, Any]:
+    """Its parameters and buffers, tied ones under each name."""
+    own = dict(module.named_parameters(remove_duplicate=False))
+    own.update(module.named_buffers(remove_duplicate=False))
+    return own
 
 
 def target_of(target: Any) -> Target:
@@ -120,8 +124,7 @@ def _own_of(module: Any) -> dict[str, Any]:
         except TypeError:  # one that takes no keywords
             return module.state_dict()
 
-    own = dict(module.named_parameters(remove_duplicate=False))
-    own.update(module.named_buffers(remove_duplicate=False))
+    own = tensors_of(module)
     known = set(map(id, own.values()))
     storages: set[int] = set()
     again: Any = None
