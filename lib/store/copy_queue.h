@@ -13,7 +13,7 @@
 
 #include "store/buffer.h"
 
-#define RFT_DIGEST_BATCH_MOST 1024u /* digests at a time */
+#define RFT_DIGEST_BATCH_MOST 4096u /* digests at a time */
 
 typedef struct rft_copy_queue rft_copy_queue;
 
