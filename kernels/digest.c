@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "kernels/cpu.h"
+#include "kernels/digest_job.h"
 #include "kernels/digest_wide.h"
 
 #define LENGTH_MIX UINT64_C(0xC2B2AE3D27D4EB4F)
@@ -168,6 +169,18 @@ uint64_t rft_digest_copy_parts(void *to, const void *from, size_t bytes, uint64_
         sum += *parts;
     }
     return sum;
+}
+
+void rft_digest_list(rft_digest_job *jobs, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        rft_digest_job *job = &jobs[i];
+        void *to = (void *)(uintptr_t)job->to;
+        const void *from = (const void *)(uintptr_t)job->from;
+        if (job->bytes == 0) continue;
+        job->sum += to == NULL ? rft_digest_part(from, job->bytes, job->offset)
+                               : rft_digest_copy_part(to, from, job->bytes, job->offset);
+    }
 }
 
 uint64_t rft_digest_finish(uint64_t sum, uint64_t bytes)

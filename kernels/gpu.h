@@ -17,7 +17,7 @@
 /* What one warp copies in one go; longer entries of a pack are cut into so many bytes. */
 #define RFT_GPU_CHUNK 8192u
 
-/* What one block digests or casts in one go: for a smaller share a block is not worth its start. */
+/* What one block casts in one go: for a smaller share a block is not worth its start. */
 #define RFT_GPU_SHARE 16384u
 
 #ifdef __CUDACC__

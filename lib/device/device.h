@@ -31,6 +31,7 @@
 #include "base/error.h"
 #include "base/thread.h"
 #include "kernels/delta_job.h"
+#include "kernels/digest_job.h"
 #include "kernels/master.h"
 
 /* One copy. Either side may be host or device memory; the sides do not overlap. */
@@ -104,7 +105,7 @@ typedef struct rft_memory_range {
                     device does not say */
 } rft_memory_range;
 
-#define RFT_DEVICE_OPS_VERSION 7
+#define RFT_DEVICE_OPS_VERSION 8
 
 /* `self` is the device's own state. Every slot is thread-safe. */
 typedef struct rft_device_ops {
@@ -166,12 +167,12 @@ typedef struct rft_device_ops {
                            uint64_t offset, uint64_t *sum, refit_error *error);
     refit_status (*cast_bf16)(void *self, refit_stream_ref stream, uint16_t *to, const float *from,
                               uint64_t count, refit_error *error);
-    /* Likewise, for many digests without a wait for each: adds to *sum, 8 bytes of memory of this
-     * device, and copies what it reads to `to` on the way (NULL: does not), on a boundary of 8
-     * bytes. All of it is known to be memory of this device, since code of the device touches it:
-     * from memory_alloc or share_map, or checked. */
-    refit_status (*digest_copy)(void *self, refit_stream_ref stream, void *to, const void *from,
-                                uint64_t bytes, uint64_t offset, void *sum, refit_error *error);
+    /* Likewise, many digests at once, as kernels/digest_job.h says. The table is read and written
+     * in stream order: it stays until the work is done. It and all that it names are known to be
+     * memory of this device, since code of the device touches it: from memory_alloc or share_map,
+     * or checked. */
+    refit_status (*digest_list)(void *self, refit_stream_ref stream, rft_digest_job *jobs,
+                                uint32_t count, refit_error *error);
 
     /* In stream order, too: masters are coded, and decoded or compared, as kernels/master.h says,
      * whose rules about addresses hold. All that `job` names, the result too, is memory of this
@@ -299,9 +300,8 @@ refit_status rft_device_zero(refit_device *device, refit_stream_ref stream, void
                              uint64_t bytes, refit_error *error);
 refit_status rft_device_digest(refit_device *device, refit_stream_ref stream, const void *memory,
                                uint64_t bytes, uint64_t offset, uint64_t *sum, refit_error *error);
-refit_status rft_device_digest_copy(refit_device *device, refit_stream_ref stream, void *to,
-                                    const void *from, uint64_t bytes, uint64_t offset, void *sum,
-                                    refit_error *error);
+refit_status rft_device_digest_list(refit_device *device, refit_stream_ref stream,
+                                    rft_digest_job *jobs, uint32_t count, refit_error *error);
 /* REFIT_ERR_INVALID for a job that breaks a rule of kernels/master.h. Of no elements: REFIT_OK. */
 refit_status rft_device_master_encode(refit_device *device, refit_stream_ref stream,
                                       const rft_master_job *job, refit_error *error);

@@ -536,16 +536,13 @@ refit_status rft_device_digest(refit_device *device, refit_stream_ref stream, co
     return device->ops.digest(device->self, stream, memory, bytes, offset, sum, error);
 }
 
-refit_status rft_device_digest_copy(refit_device *device, refit_stream_ref stream, void *to,
-                                    const void *from, uint64_t bytes, uint64_t offset, void *sum,
-                                    refit_error *error)
+refit_status rft_device_digest_list(refit_device *device, refit_stream_ref stream,
+                                    rft_digest_job *jobs, uint32_t count, refit_error *error)
 {
-    NEED(from != NULL && sum != NULL, error, "a digest needs memory and a place for its sum");
-    NEED_SPAN(from, bytes, error);
-    NEED_SPAN(to, bytes, error);
-    NEED(offset % 8 == 0, error, "the part of a digest begins at a multiple of 8 bytes");
-    NEED((uintptr_t)to % 8 == 0, error, "a digest is copied to a boundary of 8 bytes");
-    return device->ops.digest_copy(device->self, stream, to, from, bytes, offset, sum, error);
+    if (count == 0) return REFIT_OK;
+    NEED(jobs != NULL && (uintptr_t)jobs % 8 == 0, error,
+         "a table of digests lies at a multiple of 8 bytes");
+    return device->ops.digest_list(device->self, stream, jobs, count, error);
 }
 
 refit_status refit_stream_cast_bf16(refit_device *device, refit_stream_ref stream, uint16_t *to,

@@ -65,16 +65,13 @@ static refit_status no_digest(void *self, refit_stream_ref stream, const void *m
     return refuse(error, "digests of its own");
 }
 
-static refit_status no_digest_copy(void *self, refit_stream_ref stream, void *to, const void *from,
-                                   uint64_t bytes, uint64_t offset, void *sum, refit_error *error)
+static refit_status no_digest_list(void *self, refit_stream_ref stream, rft_digest_job *jobs,
+                                   uint32_t count, refit_error *error)
 {
     (void)self;
     (void)stream;
-    (void)to;
-    (void)from;
-    (void)bytes;
-    (void)offset;
-    (void)sum;
+    (void)jobs;
+    (void)count;
     return refuse(error, "digests of its own");
 }
 
@@ -196,7 +193,7 @@ static void fill(rft_device_ops *ops)
     FILL(stream_call, no_stream_call);
     FILL(copy_rows, no_copy_rows);
     FILL(digest, no_digest);
-    FILL(digest_copy, no_digest_copy);
+    FILL(digest_list, no_digest_list);
     FILL(cast_bf16, no_cast_bf16);
     FILL(master_encode, no_master);
     FILL(master_decode, no_master);

@@ -169,14 +169,13 @@ static refit_status land(refit_publisher *publisher, rft_copy_queue *queue, refi
     uint32_t timeout_ms = publisher->config.broadcast_stage_timeout_ms;
     if (ring->batch_count == 0) return REFIT_OK;
     refit_error later;
-    refit_status issued = rft_copy_queue_batch_end(queue, ring->batch_count, error);
+    refit_status issued = rft_copy_queue_batch_end(queue, error);
     refit_status status =
         rft_copy_queue_wait(queue, timeout_ms, issued == REFIT_OK ? error : &later);
     RFT_TRY(rft_keep_first(issued, status));
-    const uint64_t *sums = rft_copy_queue_batch_sums(queue);
     for (uint32_t i = 0; i < ring->batch_count; i++) {
         const rft_ring_piece *piece = &ring->batch[i];
-        ring->sums[piece->tensor] += sums[i];
+        ring->sums[piece->tensor] += rft_copy_queue_batch_sum(queue, i);
         if (piece->last)
             rft_publisher_note_written(publisher, piece->tensor, ring->sums[piece->tensor]);
     }
@@ -247,7 +246,6 @@ static refit_status issue_piece(refit_publisher *publisher, rft_copy_queue *queu
                                 const source *from, uint64_t offset, uint64_t bytes,
                                 rft_bucket *bucket, refit_error *error)
 {
-    uint32_t index = publisher->ring.batch_count;
     unsigned char place[RFT_PLACE_BYTES], *to = bucket->memory + bucket->used;
     const unsigned char *memory = from->memory + offset;
     rft_put_u32(place, bucket->chunk);
@@ -256,9 +254,9 @@ static refit_status issue_piece(refit_publisher *publisher, rft_copy_queue *queu
     RFT_TRY(issue_image(queue, from, offset, bytes, error));
     if (from->on_host) {
         RFT_TRY(rft_copy_queue_copy(queue, to, memory, bytes, from->pinning, error));
-        RFT_TRY(rft_copy_queue_batch_add(queue, index, NULL, to, bytes, offset, error));
+        rft_copy_queue_batch_add(queue, NULL, to, bytes, offset);
     } else {
-        RFT_TRY(rft_copy_queue_batch_add(queue, index, to, memory, bytes, offset, error));
+        rft_copy_queue_batch_add(queue, to, memory, bytes, offset);
     }
     note_issued(&publisher->ring, from, offset + bytes);
     (void)rft_align_u64(bucket->used + bytes, RFT_TENSOR_ALIGNMENT, &bucket->used);
@@ -286,8 +284,7 @@ static refit_status show(refit_publisher *publisher, rft_copy_queue *queue, cons
     rft_gpu_store_describe_place(publisher->gpu, publisher->store->originals[from->tensor], place);
     RFT_TRY(note_piece(publisher, from->tensor, place, 0, from->bytes, error));
     RFT_TRY(issue_image(queue, from, 0, from->bytes, error));
-    RFT_TRY(rft_copy_queue_batch_add(queue, publisher->ring.batch_count, NULL, from->memory,
-                                     from->bytes, 0, error));
+    rft_copy_queue_batch_add(queue, NULL, from->memory, from->bytes, 0);
     note_issued(&publisher->ring, from, from->bytes);
     return REFIT_OK;
 }

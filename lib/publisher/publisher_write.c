@@ -616,19 +616,19 @@ static refit_status blame_all(const refit_publisher *publisher, const batch *on,
 }
 
 /* Copied down, and within the GPU with the digest on the way, or only digested. */
-static refit_status issue_one(refit_publisher *publisher, const batch *on, uint32_t index,
-                              const write_list *list, refit_error *error)
+static refit_status issue_one(refit_publisher *publisher, const batch *on,
+                              const refit_weight *weight, const write_list *list,
+                              refit_error *error)
 {
-    const refit_weight *weight = &on->weights[index];
-    if (weight->bytes == 0) return REFIT_OK;
+    unsigned char *image = NULL;
     write_job job = make_job(publisher, weight, list->device, list->after);
-    unsigned char *image = rft_store_begin_device_write(publisher->store, weight->tensor);
+    if (weight->bytes > 0) image = rft_store_begin_device_write(publisher->store, weight->tensor);
     if (image != NULL) {
         RFT_TRY(rft_copy_queue_copy(on->copy_queue, image, weight->memory, weight->bytes,
                                     &on->buffer->pinning, error));
     }
-    return rft_copy_queue_batch_add(on->copy_queue, index, job.shared, weight->memory,
-                                    weight->bytes, 0, error);
+    rft_copy_queue_batch_add(on->copy_queue, job.shared, weight->memory, weight->bytes, 0);
+    return REFIT_OK;
 }
 
 static refit_status issue_all(refit_publisher *publisher, const batch *on, const write_list *list,
@@ -636,21 +636,21 @@ static refit_status issue_all(refit_publisher *publisher, const batch *on, const
 {
     refit_error why = {0};
     for (uint32_t i = 0; i < on->count; i++) {
-        refit_status status = issue_one(publisher, on, i, list, &why);
-        if (status != REFIT_OK) return blame(publisher, on->weights[i].tensor, status, &why, error);
+        const refit_weight *weight = &on->weights[i];
+        refit_status status = issue_one(publisher, on, weight, list, &why);
+        if (status != REFIT_OK) return blame(publisher, weight->tensor, status, &why, error);
     }
-    refit_status status = rft_copy_queue_batch_end(on->copy_queue, on->count, &why);
+    refit_status status = rft_copy_queue_batch_end(on->copy_queue, &why);
     return status == REFIT_OK ? REFIT_OK : blame_all(publisher, on, status, &why, error);
 }
 
 static void land_all(refit_publisher *publisher, const batch *on)
 {
     rft_to_compare *last = &publisher->to_compare;
-    const uint64_t *sums = rft_copy_queue_batch_sums(on->copy_queue);
     for (uint32_t i = 0; i < on->count; i++) {
         rft_store_end_device_write(publisher->store, on->weights[i].tensor);
         last->tensors[i] = on->weights[i].tensor;
-        last->sums[i] = sums[i];
+        last->sums[i] = rft_copy_queue_batch_sum(on->copy_queue, i);
     }
     last->digested = true;
     last->count = on->count;

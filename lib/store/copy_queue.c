@@ -16,32 +16,36 @@
 
 #define HELD_MOST    2u
 #define BATCH_MOST   16u
-#define BATCH_BYTES  (RFT_DIGEST_BATCH_MOST * sizeof(uint64_t))
+#define TABLE_BYTES  (RFT_DIGEST_BATCH_MOST * sizeof(rft_digest_job))
 #define WINDOW_BYTES (UINT64_C(4) << 20) /* a whole number of words */
 
-/* ---- Room for many digests of a device's memory
+/* ---- Many digests of a device's memory
  *
- * They are added up on the device and brought to the host at once. The sums lie on the device,
- * their twins in host memory, page-locked where the device wants that, so that a copy to them waits
- * for nothing.
+ * They are jobs in a table, in host memory, which is page-locked where the device wants that, so
+ * that copies from and to it wait for nothing. The table is copied to the device, all is done
+ * there at once, and it comes back with the sums.
  */
 
 /* {0} is not open: closing it is harmless. */
 typedef struct digest_batch {
-    unsigned char *sums;     /* of the device; NULL: not open */
-    rft_device_memory *room; /* that holds them */
-    uint64_t *twins;
-    rft_segment segment; /* that holds them */
+    rft_device_memory *room; /* the table on the device; NULL: not open */
+    rft_segment segment;     /* and here */
     rft_pinning pinning;
+    uint32_t count; /* of the jobs in it */
+    bool under_way; /* no wait has seen its end: nothing is written here */
 } digest_batch;
 
-static refit_status twins_open(digest_batch *batch, refit_device *device, refit_error *error)
+static rft_digest_job *jobs_of(const digest_batch *batch)
 {
-    RFT_TRY(rft_segment_create_private(&batch->segment, BATCH_BYTES, error));
-    batch->twins = (uint64_t *)(void *)batch->segment.memory;
+    return (rft_digest_job *)(void *)batch->segment.memory;
+}
+
+static refit_status table_open(digest_batch *batch, refit_device *device, refit_error *error)
+{
+    RFT_TRY(rft_segment_create_private(&batch->segment, TABLE_BYTES, error));
     if (!rft_device_get_caps(device).needs_pinned) return REFIT_OK;
     refit_status status = rft_pinning_open(&batch->pinning, device, batch->segment.memory,
-                                           BATCH_BYTES, BATCH_BYTES, false, error);
+                                           TABLE_BYTES, TABLE_BYTES, false, error);
     if (status != REFIT_OK) rft_segment_close(&batch->segment);
     return status;
 }
@@ -51,11 +55,10 @@ static refit_status digest_batch_open(digest_batch *batch, refit_device *device,
 {
     rft_device_memory *room = NULL;
     *batch = (digest_batch){.segment.fd = -1};
-    RFT_TRY(rft_device_memory_open(device, BATCH_BYTES, &room, error));
-    refit_status status = twins_open(batch, device, error);
+    RFT_TRY(rft_device_memory_open(device, TABLE_BYTES, &room, error));
+    refit_status status = table_open(batch, device, error);
     if (status == REFIT_OK) {
         batch->room = room;
-        batch->sums = room->memory;
     } else {
         rft_device_memory_close(room, device);
     }
@@ -65,16 +68,11 @@ static refit_status digest_batch_open(digest_batch *batch, refit_device *device,
 /* With nothing under way that uses it. */
 static void digest_batch_close(digest_batch *batch, refit_device *device)
 {
-    if (batch->sums == NULL) return;
+    if (batch->room == NULL) return;
     rft_pinning_close(&batch->pinning);
     rft_segment_close(&batch->segment);
     rft_device_memory_close(batch->room, device);
     *batch = (digest_batch){0};
-}
-
-static void *digest_batch_sum(const digest_batch *batch, uint32_t index)
-{
-    return batch->sums + index * sizeof(uint64_t);
 }
 
 /* ---- The queue */
@@ -134,6 +132,7 @@ static void finish(rft_copy_queue *queue)
     while (queue->held_count > 0) {
         rft_pending_lower(queue->held[--queue->held_count]);
     }
+    queue->batch.under_way = false;
     queue->busy = false;
 }
 
@@ -308,35 +307,46 @@ uint64_t rft_copy_queue_sum(const rft_copy_queue *queue)
 
 refit_status rft_copy_queue_batch_open(rft_copy_queue *queue, refit_error *error)
 {
-    if (queue->batch.sums != NULL) return REFIT_OK;
+    if (queue->batch.room != NULL) return REFIT_OK;
     return digest_batch_open(&queue->batch, queue->device, error);
 }
 
 refit_status rft_copy_queue_batch_begin(rft_copy_queue *queue, refit_error *error)
 {
-    queue->busy = true;
-    return rft_device_zero(queue->device, queue->stream, queue->batch.sums,
-                           RFT_DIGEST_BATCH_MOST * sizeof(uint64_t), error);
+    RFT_REFUSE_IF(queue->batch.under_way, error, REFIT_ERR_TIMEOUT,
+                  "digests of an earlier call are still under way");
+    queue->batch.count = 0;
+    return REFIT_OK;
 }
 
-refit_status rft_copy_queue_batch_add(rft_copy_queue *queue, uint32_t index, void *to,
-                                      const void *from, uint64_t bytes, uint64_t offset,
-                                      refit_error *error)
-{
-    return rft_device_digest_copy(queue->device, queue->stream, to, from, bytes, offset,
-                                  digest_batch_sum(&queue->batch, index), error);
-}
-
-refit_status rft_copy_queue_batch_end(rft_copy_queue *queue, uint32_t count, refit_error *error)
+void rft_copy_queue_batch_add(rft_copy_queue *queue, void *to, const void *from, uint64_t bytes,
+                              uint64_t offset)
 {
     digest_batch *batch = &queue->batch;
-    return rft_copy_queue_copy(queue, batch->twins, batch->sums, count * sizeof(uint64_t),
-                               &batch->pinning, error);
+    rft_digest_job *job = &jobs_of(batch)[batch->count];
+    uint64_t before = batch->count == 0 ? 0 : job[-1].end;
+    *job = (rft_digest_job){.to = (uintptr_t)to,
+                            .from = (uintptr_t)from,
+                            .bytes = bytes,
+                            .offset = offset,
+                            .end = before + RFT_DIGEST_CHUNKS(bytes)};
+    batch->count++;
 }
 
-const uint64_t *rft_copy_queue_batch_sums(const rft_copy_queue *queue)
+refit_status rft_copy_queue_batch_end(rft_copy_queue *queue, refit_error *error)
 {
-    return queue->batch.twins;
+    digest_batch *batch = &queue->batch;
+    rft_digest_job *here = jobs_of(batch), *there = (rft_digest_job *)(void *)batch->room->memory;
+    uint64_t bytes = batch->count * sizeof *here;
+    batch->under_way = batch->count > 0;
+    RFT_TRY(rft_copy_queue_copy(queue, there, here, bytes, &batch->pinning, error));
+    RFT_TRY(rft_device_digest_list(queue->device, queue->stream, there, batch->count, error));
+    return rft_copy_queue_copy(queue, here, there, bytes, &batch->pinning, error);
+}
+
+uint64_t rft_copy_queue_batch_sum(const rft_copy_queue *queue, uint32_t index)
+{
+    return jobs_of(&queue->batch)[index].sum;
 }
 
 /* ---- The end of work */

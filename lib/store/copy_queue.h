@@ -13,7 +13,7 @@
 
 #include "store/buffer.h"
 
-#define RFT_DIGEST_BATCH_MOST 1024u /* digests at a time */
+#define RFT_DIGEST_BATCH_MOST 4096u /* digests at a time */
 
 typedef struct rft_copy_queue rft_copy_queue;
 
@@ -57,18 +57,19 @@ bool rft_copy_queue_digests(const rft_copy_queue *queue);
 /* What rft_copy_queue_digest asked for, after a wait: the sum of the parts. */
 uint64_t rft_copy_queue_sum(const rft_copy_queue *queue);
 
-/* Up to RFT_DIGEST_BATCH_MOST digests without a wait for each, on a device that takes them itself.
- * open takes the room for them, once; begin makes them zero; add reads memory that was checked, and
- * copies it to `to`, within the device, on the way (NULL: does not), and `offset` is as in
- * rft_copy_queue_digest; end brings the first `count` to the host. What sums gives is good after a
- * wait, until the next begin. */
+/* Up to RFT_DIGEST_BATCH_MOST digests as one piece of work, on a device that takes them itself.
+ * open takes the room for them, once. begin: REFIT_ERR_TIMEOUT while an earlier batch is under way.
+ * add names memory that was checked, which is copied on the way to `to`, within the device, on a
+ * boundary of 8 bytes (NULL: it is not); `offset` is as in rft_copy_queue_digest. end puts all that
+ * were added on the stream: after all that was put there since begin, of which nothing reads what
+ * they write. The sum of the one that was added as number `index` is good after a wait, until the
+ * next begin. */
 refit_status rft_copy_queue_batch_open(rft_copy_queue *queue, refit_error *error);
 refit_status rft_copy_queue_batch_begin(rft_copy_queue *queue, refit_error *error);
-refit_status rft_copy_queue_batch_add(rft_copy_queue *queue, uint32_t index, void *to,
-                                      const void *from, uint64_t bytes, uint64_t offset,
-                                      refit_error *error);
-refit_status rft_copy_queue_batch_end(rft_copy_queue *queue, uint32_t count, refit_error *error);
-const uint64_t *rft_copy_queue_batch_sums(const rft_copy_queue *queue);
+void rft_copy_queue_batch_add(rft_copy_queue *queue, void *to, const void *from, uint64_t bytes,
+                              uint64_t offset);
+refit_status rft_copy_queue_batch_end(rft_copy_queue *queue, refit_error *error);
+uint64_t rft_copy_queue_batch_sum(const rft_copy_queue *queue, uint32_t index);
 
 /* Waits until all that is on the stream is done. REFIT_ERR_TIMEOUT: it is not, and the queue is
  * busy; else how it went. */

@@ -314,9 +314,9 @@ static refit_status add_digests(const rft_destinations *all, const digest_work *
     RFT_TRY(rft_copy_queue_batch_begin(queue, error));
     for (uint32_t i = 0; i < work->count; i++) {
         const rft_bound_tensor *one = &all->list[work->list[i]];
-        RFT_TRY(rft_copy_queue_batch_add(queue, i, NULL, one->memory, one->bytes, 0, error));
+        rft_copy_queue_batch_add(queue, NULL, one->memory, one->bytes, 0);
     }
-    return rft_copy_queue_batch_end(queue, work->count, error);
+    return rft_copy_queue_batch_end(queue, error);
 }
 
 static refit_status run_digests(const rft_destinations *all, digest_work *work, uint64_t *sums,
@@ -329,7 +329,7 @@ static refit_status run_digests(const rft_destinations *all, digest_work *work, 
     refit_status status = port_wait(all, port, issued == REFIT_OK ? error : &later);
     RFT_TRY(rft_keep_first(issued, status));
     for (uint32_t i = 0; i < work->count; i++)
-        sums[work->list[i]] = rft_copy_queue_batch_sums(port->copy_queue)[i];
+        sums[work->list[i]] = rft_copy_queue_batch_sum(port->copy_queue, i);
     work->count = 0;
     return REFIT_OK;
 }

@@ -1,7 +1,8 @@
 /*
  * All copies are put on one stream, and waited for at once. With digests there are as many waits as
- * the list has batches of RFT_DIGEST_BATCH_MOST, which is what a device holds; where it takes no
- * digest of a copy on its way, the copy is read once more.
+ * the list has batches of RFT_DIGEST_BATCH_MOST. Whole tensors are copied with their digests, at
+ * the end of their batch; one whose memory is not where that can be done is copied before, and the
+ * copy is read once more.
  *
  * A part is read as few rows as it can be: dimensions that go on from one another on both sides are
  * one. What is left is one copy, or rows that lie apart, as often as outer dimensions say. A digest
@@ -218,52 +219,42 @@ static uint32_t batch_of(const refit_target *list, uint32_t count)
 }
 
 /* A digest on the way writes on a boundary of 8 bytes. */
-static refit_status copy_digested(rft_copy_queue *queue, uint32_t index, unsigned char *to,
+static refit_status copy_digested(rft_copy_queue *queue, unsigned char *to,
                                   const unsigned char *from, uint64_t bytes, uint64_t offset,
                                   refit_error *error)
 {
-    if ((uintptr_t)to % 8 == 0)
-        return rft_copy_queue_batch_add(queue, index, to, from, bytes, offset, error);
-    RFT_TRY(rft_copy_queue_copy_within(queue, to, from, bytes, error));
-    return rft_copy_queue_batch_add(queue, index, NULL, to, bytes, offset, error);
-}
-
-static refit_status issue_one(rft_copy_queue *queue, uint32_t index, const rft_image *image,
-                              const refit_target *target, refit_error *error)
-{
-    const unsigned char *from = rft_image_tensor(image, target->tensor);
-    if (target->bytes == 0) return REFIT_OK;
-    return copy_digested(queue, index, target->memory, from, target->bytes, 0, error);
+    bool even = (uintptr_t)to % 8 == 0;
+    if (!even) RFT_TRY(rft_copy_queue_copy_within(queue, to, from, bytes, error));
+    rft_copy_queue_batch_add(queue, even ? to : NULL, even ? from : to, bytes, offset);
+    return REFIT_OK;
 }
 
 /* The first `some` of the list. */
 static refit_status issue(rft_copy_queue *queue, const rft_image *image, const refit_target *list,
                           uint32_t count, uint32_t some, refit_error *error)
 {
-    uint32_t digests = 0;
     RFT_TRY(rft_copy_queue_batch_begin(queue, error));
     for (uint32_t i = 0; i < some; i++) {
+        const unsigned char *from = rft_image_tensor(image, list[i].tensor);
+        uint64_t bytes = tensor_of(image, &list[i])->bytes;
         if (list[i].box == NULL) {
-            RFT_TRY(issue_one(queue, digests++, image, &list[i], error));
+            RFT_TRY(copy_digested(queue, list[i].memory, from, bytes, 0, error));
             continue;
         }
         RFT_TRY(issue_part(queue, image, &list[i], NULL, error));
-        if (!is_digested(list, count, i)) continue;
-        RFT_TRY(rft_copy_queue_batch_add(queue, digests++, NULL,
-                                         rft_image_tensor(image, list[i].tensor),
-                                         tensor_of(image, &list[i])->bytes, 0, error));
+        if (is_digested(list, count, i)) rft_copy_queue_batch_add(queue, NULL, from, bytes, 0);
     }
-    return rft_copy_queue_batch_end(queue, digests, error);
+    return rft_copy_queue_batch_end(queue, error);
 }
 
 static refit_status compare(rft_copy_queue *queue, const rft_image *image, const refit_target *list,
                             uint32_t count, uint32_t some, refit_error *error)
 {
-    const uint64_t *sums = rft_copy_queue_batch_sums(queue);
+    uint32_t digests = 0;
     for (uint32_t i = 0; i < some; i++) {
         if (!is_digested(list, count, i)) continue;
-        uint64_t bytes = tensor_of(image, &list[i])->bytes, sum = *sums++;
-        uint64_t digest = rft_digest_finish(bytes == 0 ? 0 : sum, bytes);
+        uint64_t sum = rft_copy_queue_batch_sum(queue, digests++);
+        uint64_t digest = rft_digest_finish(sum, tensor_of(image, &list[i])->bytes);
         RFT_REFUSE_IF(digest != image->gpu->digests[list[i].tensor], error, REFIT_ERR_CORRUPT,
                       "'%.160s' was changed by the trainer while it was read: the engine holds no "
                       "version whole, load the next one",
@@ -388,7 +379,7 @@ static refit_status index_open(target_index *index, const rft_manifest *manifest
 }
 
 /* Copies a piece to each target of its tensor, and digests it. */
-static refit_status issue_piece(rft_copy_queue *queue, uint32_t at, const refit_piece *piece,
+static refit_status issue_piece(rft_copy_queue *queue, const refit_piece *piece,
                                 const target_index *index, const refit_target *list,
                                 refit_error *error)
 {
@@ -398,11 +389,11 @@ static refit_status issue_piece(rft_copy_queue *queue, uint32_t at, const refit_
         RFT_TRY(rft_copy_queue_copy_within(queue,
                                            (unsigned char *)list[i - 1].memory + piece->offset,
                                            piece->memory, piece->bytes, error));
-    if (first == NULL)
-        return rft_copy_queue_batch_add(queue, at, NULL, piece->memory, piece->bytes, piece->offset,
-                                        error);
-    return copy_digested(queue, at, first + piece->offset, piece->memory, piece->bytes,
-                         piece->offset, error);
+    if (first != NULL)
+        return copy_digested(queue, first + piece->offset, piece->memory, piece->bytes,
+                             piece->offset, error);
+    rft_copy_queue_batch_add(queue, NULL, piece->memory, piece->bytes, piece->offset);
+    return REFIT_OK;
 }
 
 static refit_status issue_pieces(rft_copy_queue *queue, const refit_piece *pieces, uint32_t count,
@@ -411,8 +402,8 @@ static refit_status issue_pieces(rft_copy_queue *queue, const refit_piece *piece
 {
     RFT_TRY(rft_copy_queue_batch_begin(queue, error));
     for (uint32_t i = 0; i < count; i++)
-        RFT_TRY(issue_piece(queue, i, &pieces[i], index, list, error));
-    return rft_copy_queue_batch_end(queue, count, error);
+        RFT_TRY(issue_piece(queue, &pieces[i], index, list, error));
+    return rft_copy_queue_batch_end(queue, error);
 }
 
 /* Copies them where there is an index of targets, and adds their sums to those of their tensors. */
@@ -431,9 +422,9 @@ static refit_status run_pieces(rft_gpu_copy *copy, const refit_config *config,
             rft_copy_queue_wait(copy->copy_queue, config->broadcast_stage_timeout_ms,
                                 issued == REFIT_OK ? error : &later);
         RFT_TRY(rft_keep_first(issued, status));
-        const uint64_t *sums = rft_copy_queue_batch_sums(copy->copy_queue);
         for (uint32_t i = 0; i < some; i++)
-            from->sums[pieces->list[at + i].tensor] += sums[i];
+            from->sums[pieces->list[at + i].tensor] +=
+                rft_copy_queue_batch_sum(copy->copy_queue, i);
     }
     return REFIT_OK;
 }

@@ -7,6 +7,7 @@
 
 #include "kernels/cast.h"
 #include "kernels/digest.h"
+#include "kernels/digest_job.h"
 #include "kernels/master.h"
 
 #define ROOM (UINT64_C(3) << 20)
@@ -106,45 +107,104 @@ static void check_bytes(const filled *made)
     free(got);
 }
 
-/* A sum on the device, and what it should be. */
-typedef struct summed {
-    void *device;
-    uint64_t expected;
-} summed;
+#define LISTED_MOST 24u
 
-static void check_sum(const summed *sum)
+/* A table on the device, and what should become of it. */
+typedef struct listed {
+    rft_digest_job *device;
+    rft_digest_job twins[LISTED_MOST];
+    uint32_t count;
+    const filled *from;
+    const filled *to;
+} listed;
+
+static void list_digest(listed *list, bool copies, unsigned aside, uint64_t bytes)
 {
-    uint64_t found;
-    assert_ok(refit_stream_copy(on.device, REFIT_STREAM_NONE, &found, sum->device, sizeof found,
+    uint64_t before = list->count == 0 ? 0 : list->twins[list->count - 1].end;
+    list->twins[list->count++] = (rft_digest_job){
+        .to = copies ? (uintptr_t)list->to->device + 8 + UINT64_C(8) * aside : 0,
+        .from = (uintptr_t)list->from->device + aside,
+        .bytes = bytes,
+        .offset = UINT64_C(8) * aside,
+        .end = before + RFT_DIGEST_CHUNKS(bytes),
+        .sum = aside,
+    };
+}
+
+/* What the jobs do, done here. */
+static void do_here(listed *list)
+{
+    for (uint32_t i = 0; i < list->count; i++) {
+        rft_digest_job *twin = &list->twins[i];
+        const unsigned char *from = list->from->host + (twin->from - (uintptr_t)list->from->device);
+        twin->sum += rft_digest_part(from, twin->bytes, twin->offset);
+        if (twin->to == 0) continue;
+        memcpy(list->to->host + (twin->to - (uintptr_t)list->to->device), from, twin->bytes);
+    }
+}
+
+static void run_list(listed *list, refit_stream_ref stream)
+{
+    rft_digest_job found[LISTED_MOST];
+    uint64_t bytes = list->count * sizeof *found;
+    assert_ok(refit_stream_copy(on.device, REFIT_STREAM_NONE, list->device, list->twins, bytes,
                                 &on.error));
-    assert_true(found == sum->expected);
+    assert_ok(rft_device_digest_list(on.device, stream, list->device, list->count, &on.error));
+    if (stream.native != NULL) wait_stream();
+    do_here(list);
+    assert_ok(
+        refit_stream_copy(on.device, REFIT_STREAM_NONE, found, list->device, bytes, &on.error));
+    assert_memory_equal(found, list->twins, bytes);
+    check_bytes(list->to);
+    list->count = 0;
 }
 
-static void add_digest(refit_stream_ref stream, summed *sum, const filled *to, const filled *from,
-                       unsigned aside, uint64_t bytes)
+/* Copies of one list do not meet. */
+TEST(digests_of_a_list_are_those_of_the_host_and_copy_on_the_way)
 {
-    uint64_t offset = UINT64_C(8) * aside, at = to == NULL ? 0 : 8 + offset;
-    sum->expected += rft_digest_part(from->host + aside, bytes, offset);
-    if (to != NULL) memcpy(to->host + at, from->host + aside, bytes);
-    assert_ok(rft_device_digest_copy(on.device, stream, to == NULL ? NULL : to->device + at,
-                                     from->device + aside, bytes, offset, sum->device, &on.error));
-}
-
-TEST(digests_add_up_on_the_device_and_copy_on_the_way)
-{
-    static const uint64_t sizes[] = {0, 1, 8, 9, 4096, 70001, ROOM / 2};
+    static const uint64_t sizes[] = {0, 1, 8, 9, 4096, 70001, RFT_DIGEST_CHUNK, ROOM / 2};
     filled from = make_filled(10), to = make_filled(11);
-    summed sum = {.device = device_alloc(sizeof(uint64_t))};
-    assert_ok(rft_device_zero(on.device, on.stream, sum.device, sizeof(uint64_t), &on.error));
-    for (unsigned i = 0; i < 21; i++)
-        add_digest(on.stream, &sum, i % 3 == 0 ? NULL : &to, &from, i, sizes[i % 7]);
+    listed list = {.device = device_alloc(sizeof list.twins), .from = &from, .to = &to};
+    for (unsigned i = 0; i < LISTED_MOST; i++)
+        list_digest(&list, i == 5, i, sizes[i % 8]);
+    run_list(&list, on.stream);
+    for (unsigned i = 0; i < 8; i++) {
+        list_digest(&list, true, 3 * i, sizes[7 - i]);
+        list_digest(&list, false, i, sizes[i]);
+        run_list(&list, i % 2 == 0 ? REFIT_STREAM_NONE : on.stream);
+    }
+    assert_ok(rft_device_digest_list(on.device, on.stream, NULL, 0, &on.error));
+    device_free(list.device);
+    free_filled(to);
+    free_filled(from);
+}
+
+/* The table too is read when the stream comes to it. */
+TEST(a_list_of_digests_is_done_at_its_place_in_the_stream)
+{
+    enum { BYTES = 100000 };
+    filled from = make_filled(10), to = make_filled(11);
+    rft_digest_job *job = steady_alloc(sizeof *job), *back = steady_alloc(sizeof *back);
+    rft_digest_job *table = device_alloc(sizeof *table);
+    *job = (rft_digest_job){.to = (uintptr_t)to.device,
+                            .from = (uintptr_t)from.device,
+                            .bytes = BYTES,
+                            .end = RFT_DIGEST_CHUNKS(BYTES),
+                            .sum = 7};
+    gate_put(on.stream);
+    assert_ok(refit_stream_copy(on.device, on.stream, table, job, sizeof *job, &on.error));
+    assert_ok(rft_device_digest_list(on.device, on.stream, table, 1, &on.error));
+    assert_ok(refit_stream_copy(on.device, on.stream, back, table, sizeof *back, &on.error));
+    assert_ok(rft_device_zero(on.device, on.stream, from.device, BYTES, &on.error));
+    assert_ok(rft_device_zero(on.device, on.stream, table, sizeof *table, &on.error));
+    gate_open();
     wait_stream();
-    check_sum(&sum);
+    assert_true(back->sum == 7 + rft_digest_part(from.host, BYTES, 0));
+    memcpy(to.host, from.host, BYTES);
     check_bytes(&to);
-    add_digest(REFIT_STREAM_NONE, &sum, &to, &from, 3, 99);
-    check_sum(&sum);
-    check_bytes(&to);
-    device_free(sum.device);
+    device_free(table);
+    steady_free(back, sizeof *back);
+    steady_free(job, sizeof *job);
     free_filled(to);
     free_filled(from);
 }
@@ -372,12 +432,9 @@ TEST(arguments_that_make_no_sense_are_refused)
     assert_invalid(rft_device_digest(device, on.stream, NULL, 8, 0, &sum, &on.error));
     assert_invalid(rft_device_digest(device, on.stream, words, 8, 0, NULL, &on.error));
     assert_invalid(rft_device_digest(device, on.stream, words, 8, 4, &sum, &on.error));
-    assert_invalid(rft_device_digest_copy(device, on.stream, NULL, NULL, 8, 0, words, &on.error));
-    assert_invalid(rft_device_digest_copy(device, on.stream, NULL, words, 8, 0, NULL, &on.error));
+    assert_invalid(rft_device_digest_list(device, on.stream, NULL, 1, &on.error));
     assert_invalid(
-        rft_device_digest_copy(device, on.stream, NULL, words, 8, 4, words + 1, &on.error));
-    assert_invalid(rft_device_digest_copy(device, on.stream, (char *)words + 4, words, 8, 0,
-                                          words + 1, &on.error));
+        rft_device_digest_list(device, on.stream, (void *)((char *)words + 4), 1, &on.error));
     assert_invalid(refit_stream_cast_bf16(NULL, on.stream, NULL, NULL, 1, &on.error));
     assert_invalid(refit_stream_cast_bf16(device, on.stream, NULL, NULL, 1, &on.error));
     assert_invalid(refit_stream_cast_bf16(device, on.stream, (void *)words, (void *)words,
@@ -423,6 +480,13 @@ TEST(memory_of_an_arena_that_is_gone_is_not_computed_with)
     assert_int_equal(sum, 5);
     assert_int_equal(refit_stream_cast_bf16(on.device, REFIT_STREAM_NONE, base, base, 4, &on.error),
                      REFIT_ERR_COPY);
+    rft_digest_job jobs[2] = {{.from = (uintptr_t)&sum, .bytes = 8, .end = 1, .sum = 3},
+                              {.from = (uintptr_t)base, .bytes = 8, .end = 2, .sum = 3}};
+    assert_int_equal(rft_device_digest_list(on.device, REFIT_STREAM_NONE, jobs, 2, &on.error),
+                     REFIT_ERR_COPY);
+    assert_int_equal(rft_device_digest_list(on.device, REFIT_STREAM_NONE, base, 1, &on.error),
+                     REFIT_ERR_COPY);
+    assert_int_equal(jobs[0].sum, 3);
     rft_master_job job = job_at(base, 64, 16);
     job.result = (void *)((unsigned char *)base + 4096);
     job.weights = job.result;

@@ -11,6 +11,7 @@
 #include "kernels/delta_exchange.h"
 #include "kernels/delta_job.h"
 #include "kernels/digest.h"
+#include "kernels/digest_job.h"
 #include "kernels/master.h"
 #include "kernels/pack.h"
 
@@ -122,28 +123,46 @@ static bool digest_uses(const fake_op *op, uint64_t base, uint64_t bytes)
            fake_meets(op->numbers[3], sizeof(uint64_t), base, bytes);
 }
 
-/* Arguments: to, data, bytes, offset, sum. */
-static rft_cu_result digest_copy_run(fake_op *op)
+/* One job, at addresses that the GPU reaches. */
+static rft_cu_result digest_job_run(int device, rft_digest_job *job)
 {
-    uint64_t *at = op->numbers;
-    fake_op digest = {.device = op->device, .numbers = {at[1], at[2], at[3], at[4]}};
-    if (at[0] % sizeof(uint64_t) != 0) return RFT_CU_MISALIGNED_ADDRESS;
-    rft_cu_result result = digest_run(&digest);
-    if (result != RFT_CU_SUCCESS || at[2] == 0) return result;
-    void *to = fake_reach_mapped(op->device, at[0], at[2], true);
-    const void *data = fake_reach_mapped(op->device, at[1], at[2], false);
-    if (to == NULL) return RFT_CU_ILLEGAL_ADDRESS;
+    rft_digest_job here = *job;
+    if (job->bytes == 0) return RFT_CU_SUCCESS;
+    if (job->to % 8 != 0) return RFT_CU_MISALIGNED_ADDRESS;
+    here.from = (uintptr_t)fake_reach_mapped(device, job->from, job->bytes, false);
+    if (job->to != 0) here.to = (uintptr_t)fake_reach_mapped(device, job->to, job->bytes, true);
+    if (here.from == 0 || (job->to != 0 && here.to == 0)) return RFT_CU_ILLEGAL_ADDRESS;
     fake_touch();
-    memcpy(to, data, at[2]);
+    rft_digest_list(&here, 1);
     fake_touched();
+    job->sum = here.sum;
     return RFT_CU_SUCCESS;
 }
 
-static bool digest_copy_uses(const fake_op *op, uint64_t base, uint64_t bytes)
+/* Arguments: jobs, count. A GPU would not do all of the jobs where they have too few chunks. */
+static rft_cu_result digest_list_run(fake_op *op)
 {
-    const uint64_t *at = op->numbers;
-    return fake_meets(at[0], at[2], base, bytes) || fake_meets(at[1], at[2], base, bytes) ||
-           fake_meets(at[4], sizeof(uint64_t), base, bytes);
+    uint64_t count = (uint32_t)op->numbers[1], end = 0;
+    if (op->numbers[0] % 8 != 0) return RFT_CU_MISALIGNED_ADDRESS;
+    unsigned char *table =
+        fake_reach_mapped(op->device, op->numbers[0], count * sizeof(rft_digest_job), true);
+    for (uint64_t i = 0; table != NULL && i < count; i++) {
+        rft_digest_job job;
+        memcpy(&job, table + i * sizeof job, sizeof job);
+        if (job.end < end + RFT_DIGEST_CHUNKS(job.bytes)) return RFT_CU_LAUNCH_FAILED;
+        end = job.end;
+        rft_cu_result result = digest_job_run(op->device, &job);
+        if (result != RFT_CU_SUCCESS) return result;
+        memcpy(table + i * sizeof job, &job, sizeof job);
+    }
+    return table == NULL ? RFT_CU_ILLEGAL_ADDRESS : RFT_CU_SUCCESS;
+}
+
+/* What the jobs name is not known before they run. */
+static bool digest_list_uses(const fake_op *op, uint64_t base, uint64_t bytes)
+{
+    uint64_t count = (uint32_t)op->numbers[1];
+    return fake_meets(op->numbers[0], count * sizeof(rft_digest_job), base, bytes);
 }
 
 /* Arguments: master, weights, coded, elements, room, then result, then compares. False: an address
@@ -364,7 +383,7 @@ static const kernel_kind kinds[] = {
     {"rft_pack_kernel", 2, {8, 4}, pack_run, pack_uses},
     {"rft_cast_kernel", 3, {8, 8, 8}, cast_run, cast_uses},
     {"rft_digest_kernel", 4, {8, 8, 8, 8}, digest_run, digest_uses},
-    {"rft_digest_copy_kernel", 5, {8, 8, 8, 8, 8}, digest_copy_run, digest_copy_uses},
+    {"rft_digest_list_kernel", 2, {8, 4}, digest_list_run, digest_list_uses},
     {"rft_master_split_kernel", 5, {8, 8, 8, 8, 4}, master_split_run, master_split_uses},
     {"rft_master_list_kernel", 6, {8, 8, 8, 8, 4, 8}, master_list_run, master_uses},
     {"rft_master_join_kernel", 7, {8, 8, 8, 8, 4, 8, 4}, master_join_run, master_uses},

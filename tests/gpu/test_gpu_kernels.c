@@ -8,6 +8,7 @@
 #include "kernels/delta_exchange.h"
 #include "kernels/delta_job.h"
 #include "kernels/digest.h"
+#include "kernels/digest_job.h"
 #include "kernels/master.h"
 #include "kernels/pack.h"
 #include "tests/support/test.h"
@@ -15,6 +16,7 @@
 
 #define ROOM    (16 * MIB)
 #define ENTRIES 4000u
+#define LISTED  2000u /* jobs, which are twice as long, in the same table */
 
 /* One memory of the device's and one page-locked of the host's, and what both should hold. */
 static struct fixture {
@@ -266,23 +268,50 @@ GPU_TEST(digests_add_up_in_one_sum)
     assert_int_equal(sum, rft_digest_part(on.there_twin, ROOM, 0));
 }
 
-GPU_TEST(digest_copies_its_range_and_no_more)
+/* Jobs that read the lower half, and copy to places one after the other in the upper one. */
+static void make_digests(rft_digest_job *jobs, rft_digest_job *twins, uint32_t count, uint64_t most)
 {
-    fill();
-    for (int round = 0; round < 40; round++) {
-        uint64_t bytes = any_size(ROOM / 4), from = below(ROOM / 4);
-        uint64_t to = ROOM / 2 + below(1000) * 8, zero = 0, sum;
-        if (round % 2 == 0) from = from / 8 * 8;
-        test_write(on.device, on.table, &zero, sizeof zero);
-        LAUNCH(digest_copy, device_address(to), device_address(from), bytes, 64,
-               (uintptr_t)on.table);
-        wait();
-        uint64_t expected =
-            rft_digest_copy_part(on.there_twin + to, on.there_twin + from, bytes, 64);
-        test_read(on.device, &sum, on.table, sizeof sum);
-        assert_int_equal(sum, expected);
-        check();
+    uint64_t to = ROOM / 2 + 8, end = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t bytes = below(16) == 0 ? 0 : any_size(most), from = below(ROOM / 2 - most);
+        bool copies = below(3) != 0 && to + bytes + 64 <= ROOM;
+        if (below(3) != 0) from = from / 8 * 8;
+        end += RFT_DIGEST_CHUNKS(bytes);
+        jobs[i] = (rft_digest_job){.to = copies ? device_address(to) : 0,
+                                   .from = device_address(from),
+                                   .bytes = bytes,
+                                   .offset = 8 * below(UINT64_C(1) << 40),
+                                   .end = end,
+                                   .sum = next()};
+        twins[i] = jobs[i];
+        twins[i].from = (uintptr_t)on.there_twin + from;
+        twins[i].to = copies ? (uintptr_t)on.there_twin + to : 0;
+        if (copies) to += (bytes + 7) / 8 * 8 + 8 * below(4);
     }
+}
+
+static void list_once(uint32_t count, uint64_t most)
+{
+    static rft_digest_job jobs[LISTED], twins[LISTED];
+    fill();
+    make_digests(jobs, twins, count, most);
+    test_write(on.device, on.table, jobs, count * sizeof *jobs);
+    LAUNCH(digest_list, (uintptr_t)on.table, count);
+    rft_digest_list(twins, count);
+    check();
+    test_read(on.device, jobs, on.table, count * sizeof *jobs);
+    for (uint32_t i = 0; i < count; i++)
+        assert_true(jobs[i].sum == twins[i].sum);
+}
+
+GPU_TEST(listed_digests_copy_their_ranges_and_no_more)
+{
+    static const uint64_t most[] = {20, 100, 2000, ROOM / 64, ROOM / 4};
+    LAUNCH(digest_list, (uintptr_t)on.table, 0);
+    for (unsigned round = 0; round < 15; round++)
+        list_once(1 + (uint32_t)below(LISTED), most[round % 5]);
+    list_once(1, ROOM / 4);
+    list_once(LISTED, 100);
 }
 
 /* ---- master: masters in the first quarter, weights in the second, the result and what is coded

@@ -8,6 +8,7 @@
  */
 #include "kernels/cast.h"
 #include "kernels/digest.h"
+#include "kernels/digest_job.h"
 #include "kernels/pack.h"
 #include "tests/kernels/grid.h"
 #include "tests/kernels/random_bytes.h"
@@ -25,7 +26,8 @@ typedef struct shape {
 
 static uint64_t seed = 3;
 
-/* A call of a kernel; that of packs gets its entries as `from`. */
+/* A call of a kernel; that of packs gets its entries as `from`, that of many digests its jobs as
+ * `to`. */
 typedef struct text_call {
     void *to;
     const void *from;
@@ -38,10 +40,10 @@ static void do_digest(void *user)
     rft_digest_kernel(call->from, call->count, call->offset, &call->sum);
 }
 
-static void do_digest_copy(void *user)
+static void do_digest_list(void *user)
 {
-    text_call *call = user;
-    rft_digest_copy_kernel(call->to, call->from, call->count, call->offset, &call->sum);
+    const text_call *call = user;
+    rft_digest_list_kernel(call->to, (uint32_t)call->count);
 }
 
 static void do_cast(void *user)
@@ -86,38 +88,134 @@ TEST(large_digests_are_equal)
     check_digest((shape){5, 1, 64}, 5, 33333, 8);
 }
 
-/* As for a digest; bytes around the copy must stay. */
-static void check_digest_copy(shape grid, size_t to_aside, size_t aside, size_t bytes,
-                              uint64_t offset)
+/* One job: where its data lies, and where the copy goes, or none. */
+typedef struct wanted {
+    size_t bytes, aside;
+    uint64_t offset;
+    bool copies;
+    size_t to_aside; /* a multiple of 8 */
+} wanted;
+
+/* Its place among the targets. */
+static size_t room_of(const wanted *one)
 {
-    size_t all = GUARD + to_aside + bytes + GUARD, at = GUARD + to_aside;
-    unsigned char *data = take_random(aside + bytes, &seed), *got = take_random(all, &seed);
-    unsigned char *expected = take_copy(got, all);
-    memcpy(expected + at, data + aside, bytes);
-    text_call call = {got + at, data + aside, bytes, offset, 5};
-    grid_launch(grid.x, 1, grid.threads, do_digest_copy, &call);
-    assert_int_equal(call.sum, 5 + rft_digest_part(data + aside, bytes, offset));
-    assert_memory_equal(got, expected, all);
-    free(data);
-    free(got);
-    free(expected);
+    return GUARD + (one->to_aside + one->bytes + 7) / 8 * 8;
 }
 
-TEST(copies_with_a_digest_are_equal)
+/* A list as the kernel gets it, and as the twin does. */
+typedef struct listed {
+    rft_digest_job *jobs, *twins;
+    unsigned char **sources, *got, *expected;
+    size_t room;
+} listed;
+
+/* Each source ends where its memory does; what lies between the targets must stay. */
+static void listed_open(listed *it, const wanted *list, uint32_t count)
 {
+    uint64_t end = 0;
+    it->room = GUARD;
+    for (uint32_t i = 0; i < count; i++)
+        it->room += room_of(&list[i]);
+    it->got = take_random(it->room, &seed);
+    it->expected = take_copy(it->got, it->room);
+    it->jobs = calloc(count + 1, sizeof *it->jobs);
+    it->twins = calloc(count + 1, sizeof *it->twins);
+    it->sources = calloc(count + 1, sizeof *it->sources);
+    assert_true(it->jobs != NULL && it->twins != NULL && it->sources != NULL);
+    for (size_t i = 0, at = GUARD; i < count; at += room_of(&list[i++])) {
+        const wanted *one = &list[i];
+        it->sources[i] = take_random(one->aside + one->bytes, &seed);
+        end += RFT_DIGEST_CHUNKS(one->bytes);
+        it->jobs[i] = (rft_digest_job){.from = (uintptr_t)(it->sources[i] + one->aside),
+                                       .bytes = one->bytes,
+                                       .offset = one->offset,
+                                       .end = end,
+                                       .sum = 5 + i};
+        it->twins[i] = it->jobs[i];
+        if (!one->copies) continue;
+        it->jobs[i].to = (uintptr_t)(it->got + at + one->to_aside);
+        it->twins[i].to = (uintptr_t)(it->expected + at + one->to_aside);
+    }
+}
+
+static void listed_close(listed *it, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        free(it->sources[i]);
+    free(it->sources);
+    free(it->twins);
+    free(it->jobs);
+    free(it->expected);
+    free(it->got);
+}
+
+static void check_list(shape grid, const wanted *list, uint32_t count)
+{
+    listed it;
+    listed_open(&it, list, count);
+    text_call call = {.to = it.jobs, .count = count};
+    grid_launch(grid.x, 1, grid.threads, do_digest_list, &call);
+    rft_digest_list(it.twins, count);
+    assert_memory_equal(it.got, it.expected, it.room);
+    for (uint32_t i = 0; i < count; i++) {
+        const unsigned char *from = it.sources[i] + list[i].aside;
+        uint64_t sum = 5 + i + rft_digest_part(from, list[i].bytes, list[i].offset);
+        assert_true(it.twins[i].sum == sum);
+        it.twins[i].to = it.jobs[i].to;
+        assert_memory_equal(&it.jobs[i], &it.twins[i], sizeof it.jobs[i]);
+    }
+    listed_close(&it, count);
+}
+
+TEST(a_list_of_nothing_is_no_work)
+{
+    static const wanted none[40];
+    check_list((shape){2, 1, 64}, none, 0);
+    check_list((shape){1, 1, 32}, none, 1);
+    check_list((shape){3, 1, 64}, none, 40);
+}
+
+TEST(listed_digests_of_every_alignment_and_length_are_equal)
+{
+    wanted list[16 * 4];
     for (size_t bytes = 0; bytes <= 72; bytes++) {
-        check_digest_copy((shape){1 + (unsigned)bytes % 3, 1, 32}, 8 * (bytes % 2), bytes % 17,
-                          bytes, 8 * bytes);
-        check_digest_copy((shape){1, 1, 32}, 0, 0, bytes, 0);
+        for (size_t i = 0; i < COUNT_OF(list); i++)
+            list[i] = (wanted){bytes, i % 16, 8 * bytes, i >= 16, i >= 48 ? 8 : 0};
+        check_list((shape){1 + (unsigned)bytes % 3, 1, 32 + 32 * ((unsigned)bytes % 2)}, list,
+                   COUNT_OF(list));
     }
-    for (size_t aside = 0; aside < 16; aside++) {
-        check_digest_copy((shape){2, 1, 64}, 0, aside, 5000 + 3 * aside, 4096);
-        check_digest_copy((shape){2, 1, 64}, 8, aside, 5000 + 3 * aside, 4096);
+}
+
+/* From 17 bytes before an end of a chunk to as many after it. */
+TEST(listed_digests_around_chunks_are_equal)
+{
+    wanted list[16];
+    for (size_t chunks = 1; chunks <= 3; chunks++) {
+        for (size_t more = 0; more <= 34; more++) {
+            for (size_t i = 0; i < COUNT_OF(list); i++)
+                list[i] = (wanted){chunks * RFT_DIGEST_CHUNK + more - 17, i, UINT64_C(1) << 40,
+                                   i % 3 != 0, 8 * (i % 2)};
+            check_list((shape){2, 1, 64}, list, COUNT_OF(list));
+        }
     }
-    check_digest_copy((shape){3, 1, 256}, 0, 0, 100003, 0);
-    check_digest_copy((shape){1, 1, 96}, 8, 8, 70000, 0);
-    check_digest_copy((shape){5, 1, 64}, 8, 0, 33333, 8);
-    check_digest_copy((shape){5, 1, 64}, 0, 5, 33333, UINT64_C(1) << 40);
+}
+
+/* Grids with fewer warps than chunks, and with more. */
+TEST(lists_of_long_and_short_in_any_order_are_equal)
+{
+    static const size_t sizes[] = {0, 1, 1024, 7, RFT_DIGEST_CHUNK, 100003, 8, 17, 0, 40000};
+    wanted list[120];
+    for (unsigned round = 0; round < 6; round++) {
+        for (size_t i = 0; i < COUNT_OF(list); i++)
+            list[i] = (wanted){sizes[seeded_below(&seed, COUNT_OF(sizes))],
+                               (size_t)seeded_below(&seed, 16), 8 * seeded_below(&seed, 1000),
+                               seeded_below(&seed, 2) == 0, 8 * (size_t)seeded_below(&seed, 2)};
+        check_list((shape){1 + 9 * round, 1, 32 + 32 * (round % 3)}, list, COUNT_OF(list));
+    }
+    for (size_t i = 0; i < COUNT_OF(list); i++)
+        list[i] = (wanted){i == 77 ? 60 * RFT_DIGEST_CHUNK + 5 : 9, i % 16, 8 * i, i % 2 == 0, 0};
+    check_list((shape){3, 1, 96}, list, COUNT_OF(list));
+    check_list((shape){90, 1, 64}, list, COUNT_OF(list));
 }
 
 /* Cast. */

@@ -207,7 +207,7 @@ TEST(part_after_part_makes_a_version)
     }
 }
 
-#define MANY 2500u
+#define MANY (2 * RFT_DIGEST_BATCH_MOST + 452)
 
 static refit_tensor *many_tensors(void)
 {
@@ -229,8 +229,14 @@ static void allow_many(refit_config *config)
     config->limits_tensors = MANY;
 }
 
-/* Gives the version's digest; `waits`: the events that were recorded for it. */
-static rft_digest128 publish_many(bool gpu, uint64_t *waits)
+/* What `count` tensors took. */
+typedef struct many_costs {
+    uint64_t waits; /* events that were recorded */
+    uint64_t launches;
+} many_costs;
+
+/* Gives the version's digest. */
+static rft_digest128 publish_many(bool gpu, uint32_t count, many_costs *costs)
 {
     scene on;
     static unsigned char bytes[MANY * 128];
@@ -250,11 +256,12 @@ static rft_digest128 publish_many(bool gpu, uint64_t *waits)
     for (uint32_t i = 0; i < MANY; i++)
         weights[i] = (refit_weight){i, (unsigned char *)memory + i * 128, tensors[i].bytes};
     refit_publisher *publisher = on.trainer.publisher;
-    assert_ok(refit_publisher_declare(publisher, tensors, MANY, NULL));
+    assert_ok(refit_publisher_declare(publisher, tensors, count, NULL));
     assert_ok(refit_publisher_begin(publisher, 1, NULL));
-    uint64_t before = fake_cuda_calls("cuEventRecord");
-    assert_ok(write_list(&on, weights, MANY, NULL));
-    *waits = fake_cuda_calls("cuEventRecord") - before;
+    uint64_t waits = fake_cuda_calls("cuEventRecord"), launches = fake_cuda_calls("cuLaunchKernel");
+    assert_ok(write_list(&on, weights, count, NULL));
+    costs->waits = fake_cuda_calls("cuEventRecord") - waits;
+    costs->launches = fake_cuda_calls("cuLaunchKernel") - launches;
     assert_ok(refit_publisher_commit(publisher, NULL));
     rft_digest128 digest = publisher->store->committed.digest;
     if (gpu) assert_ok(refit_memory_free(on.device, memory, NULL));
@@ -265,13 +272,19 @@ static rft_digest128 publish_many(bool gpu, uint64_t *waits)
     return digest;
 }
 
-TEST(a_gpu_is_waited_for_once_a_thousand_tensors)
+/* One wait and one kernel for as many tensors as a batch has. */
+TEST(a_gpu_is_waited_for_once_a_batch_of_tensors)
 {
-    uint64_t waits;
-    rft_digest128 by_cpu = publish_many(false, &waits);
-    rft_digest128 by_gpu = publish_many(true, &waits);
-    assert_true(rft_digest128_equal(&by_cpu, &by_gpu));
-    assert_int_equal(waits, 3);
+    static const uint32_t counts[] = {40, 400, RFT_DIGEST_BATCH_MOST, MANY};
+    static const uint64_t batches[] = {1, 1, 1, 3};
+    for (size_t i = 0; i < COUNT_OF(counts); i++) {
+        many_costs costs;
+        rft_digest128 by_cpu = publish_many(false, counts[i], &costs);
+        rft_digest128 by_gpu = publish_many(true, counts[i], &costs);
+        assert_true(rft_digest128_equal(&by_cpu, &by_gpu));
+        assert_int_equal(costs.waits, batches[i]);
+        assert_int_equal(costs.launches, batches[i]);
+    }
 }
 
 ON_GPU(the_store_is_page_locked_when_a_gpu_first_writes)

@@ -170,6 +170,174 @@ TEST(a_device_that_takes_no_digests_has_its_bytes_fetched)
     scene_close(&on);
 }
 
+/* ---- Many digests */
+
+#define SUMS 400u
+
+static uint64_t random_state = 5;
+
+static uint64_t below(uint64_t bound)
+{
+    random_state = random_state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return (random_state >> 33) % bound;
+}
+
+/* Adds `count` of them, of the first half; every third one is copied, each to a place of its own.
+ * `there`: what the device's memory should be then. */
+static void add_digests(scene *on, unsigned char *there, uint64_t *sums, uint32_t count)
+{
+    uint64_t to = BYTES;
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t bytes = below(16) == 0 ? below(BYTES / 2) : below(100), offset = 8 * below(1000);
+        uint64_t from = below(BYTES - bytes);
+        bool copies = i % 3 == 0 && to + bytes <= 2 * BYTES;
+        rft_copy_queue_batch_add(on->copy_queue, copies ? on->memory + to : NULL,
+                                 bytes == 0 ? NULL : on->memory + from, bytes, offset);
+        sums[i] = rft_digest_part(there + from, bytes, offset);
+        if (!copies) continue;
+        memcpy(there + to, there + from, bytes);
+        to += (bytes + 7) / 8 * 8;
+    }
+}
+
+static void check_digests(scene *on, const unsigned char *there, const uint64_t *sums,
+                          uint32_t count)
+{
+    static unsigned char found[2 * BYTES];
+    assert_ok(rft_copy_queue_wait(on->copy_queue, LONG_MS, NULL));
+    for (uint32_t i = 0; i < count; i++)
+        assert_true(rft_copy_queue_batch_sum(on->copy_queue, i) == sums[i]);
+    assert_ok(
+        refit_stream_copy(on->device, REFIT_STREAM_NONE, found, on->memory, sizeof found, NULL));
+    assert_memory_equal(found, there, sizeof found);
+}
+
+static void read_all(scene *on, unsigned char *there)
+{
+    assert_ok(refit_stream_copy(on->device, REFIT_STREAM_NONE, there, on->memory, 2 * BYTES, NULL));
+}
+
+/* However many they are, one kernel and the copies of their table. */
+TEST(many_digests_are_one_piece_of_work)
+{
+    scene on;
+    static unsigned char there[2 * BYTES];
+    static uint64_t sums[SUMS];
+    static const uint32_t counts[] = {4, 40, SUMS, 0, 1};
+    scene_open(&on);
+    read_all(&on, there);
+    assert_ok(rft_copy_queue_batch_open(on.copy_queue, NULL));
+    assert_ok(rft_copy_queue_batch_open(on.copy_queue, NULL)); /* once */
+    for (size_t i = 0; i < COUNT_OF(counts); i++) {
+        assert_ok(rft_copy_queue_batch_begin(on.copy_queue, NULL));
+        uint64_t launches = fake_cuda_calls("cuLaunchKernel"), works = counts[i] > 0 ? 1 : 0;
+        uint64_t copies = fake_cuda_calls("cuMemcpyAsync"), filled = fake_cuda_calls("cuMemAlloc");
+        add_digests(&on, there, sums, counts[i]);
+        assert_int_equal(fake_cuda_calls("cuLaunchKernel"), launches);
+        assert_ok(rft_copy_queue_batch_end(on.copy_queue, NULL));
+        assert_int_equal(fake_cuda_calls("cuLaunchKernel"), launches + works);
+        assert_true(fake_cuda_calls("cuMemcpyAsync") <= copies + 4 * works);
+        assert_int_equal(fake_cuda_calls("cuMemAlloc"), filled);
+        check_digests(&on, there, sums, counts[i]);
+    }
+    scene_close(&on);
+}
+
+/* All that a batch takes; the last one reads. */
+TEST(a_batch_of_digests_can_be_full)
+{
+    scene on;
+    scene_open(&on);
+    assert_ok(rft_copy_queue_batch_open(on.copy_queue, NULL));
+    assert_ok(rft_copy_queue_batch_begin(on.copy_queue, NULL));
+    for (uint32_t i = 0; i < RFT_DIGEST_BATCH_MOST; i++)
+        rft_copy_queue_batch_add(on.copy_queue, NULL, on.memory + i, 9, 0);
+    assert_ok(rft_copy_queue_batch_end(on.copy_queue, NULL));
+    assert_ok(rft_copy_queue_wait(on.copy_queue, LONG_MS, NULL));
+    for (uint32_t i = 0; i < RFT_DIGEST_BATCH_MOST; i++)
+        assert_true(rft_copy_queue_batch_sum(on.copy_queue, i) ==
+                    rft_digest_part(on.host + i, 9, 0));
+    scene_close(&on);
+}
+
+/* Also of what was put on the stream after they were added. */
+TEST(digests_are_taken_after_the_copies_before_their_end)
+{
+    scene on;
+    scene_open(&on);
+    unsigned char *to = on.memory + BYTES + 4; /* to where a digest does not copy */
+    assert_ok(rft_copy_queue_batch_open(on.copy_queue, NULL));
+    assert_ok(rft_copy_queue_batch_begin(on.copy_queue, NULL));
+    rft_copy_queue_batch_add(on.copy_queue, NULL, to, 1000, 0);
+    assert_ok(rft_copy_queue_copy_within(on.copy_queue, to, on.memory, 500, NULL));
+    assert_ok(rft_copy_queue_copy(on.copy_queue, to + 500, on.host + 500, 500, NULL, NULL));
+    assert_ok(rft_copy_queue_batch_end(on.copy_queue, NULL));
+    assert_ok(rft_copy_queue_wait(on.copy_queue, LONG_MS, NULL));
+    assert_true(rft_copy_queue_batch_sum(on.copy_queue, 0) == rft_digest_part(on.host, 1000, 0));
+    scene_close(&on);
+}
+
+/* The device may still read the table, or write sums there. */
+TEST(digests_are_not_begun_while_others_are_under_way)
+{
+    scene on;
+    refit_error error;
+    scene_open(&on);
+    assert_ok(rft_copy_queue_batch_open(on.copy_queue, NULL));
+    assert_ok(rft_copy_queue_batch_begin(on.copy_queue, NULL));
+    rft_copy_queue_batch_add(on.copy_queue, NULL, on.memory, BYTES, 0);
+    assert_ok(rft_copy_queue_batch_begin(on.copy_queue, NULL)); /* nothing was put on the stream */
+    rft_copy_queue_batch_add(on.copy_queue, NULL, on.memory, 100, 0);
+    fake_cuda_stop();
+    assert_ok(rft_copy_queue_batch_end(on.copy_queue, NULL));
+    assert_int_equal(rft_copy_queue_wait(on.copy_queue, 1, NULL), REFIT_ERR_TIMEOUT);
+    assert_int_equal(rft_copy_queue_batch_begin(on.copy_queue, &error), REFIT_ERR_TIMEOUT);
+    assert_non_null(strstr(error.text, "still under way"));
+    fake_cuda_go();
+    assert_ok(rft_copy_queue_wait(on.copy_queue, LONG_MS, NULL));
+    assert_true(rft_copy_queue_batch_sum(on.copy_queue, 0) == rft_digest_part(on.host, 100, 0));
+    assert_ok(rft_copy_queue_batch_begin(on.copy_queue, NULL));
+    scene_close(&on);
+}
+
+/* Up, the kernel, down: a batch that failed is followed by one that does not. */
+TEST(digests_that_fail_can_be_begun_again)
+{
+    static const char *const calls[] = {"cuMemcpyAsync", "cuLaunchKernel", "cuMemcpyAsync"};
+    static const unsigned nth[] = {1, 1, 2};
+    for (size_t i = 0; i < COUNT_OF(calls); i++) {
+        scene on;
+        scene_open(&on);
+        assert_ok(rft_copy_queue_batch_open(on.copy_queue, NULL));
+        for (int fails = 1; fails >= 0; fails--) {
+            assert_ok(rft_copy_queue_batch_begin(on.copy_queue, NULL));
+            rft_copy_queue_batch_add(on.copy_queue, NULL, on.memory, 1000, 8);
+            if (fails == 1) fake_cuda_fail(calls[i], nth[i], 1, RFT_CU_UNKNOWN);
+            refit_status status = rft_copy_queue_batch_end(on.copy_queue, NULL);
+            if (fails == 1) assert_int_not_equal(status, REFIT_OK);
+            if (fails == 0) assert_ok(status);
+            assert_ok(rft_copy_queue_wait(on.copy_queue, LONG_MS, NULL));
+        }
+        assert_true(rft_copy_queue_batch_sum(on.copy_queue, 0) ==
+                    rft_digest_part(on.host, 1000, 8));
+        scene_close(&on);
+    }
+}
+
+/* All of their room or none of it, and the next try has it. */
+TEST(digests_without_room_are_refused)
+{
+    static const char *const calls[] = {"cuMemAlloc", "cuMemHostRegister"};
+    for (size_t i = 0; i < COUNT_OF(calls); i++) {
+        scene on;
+        scene_open(&on);
+        fake_cuda_fail(calls[i], 1, 1, RFT_CU_OUT_OF_MEMORY);
+        assert_int_not_equal(rft_copy_queue_batch_open(on.copy_queue, NULL), REFIT_OK);
+        assert_ok(rft_copy_queue_batch_open(on.copy_queue, NULL));
+        scene_close(&on);
+    }
+}
+
 int main(void)
 {
     return test_run("copy_queue");

@@ -52,7 +52,7 @@ static const char *slot_name(faulty_slot slot)
         "memory_alloc", "memory_free",  "reserve",       "commit",        "decommit",
         "host_pin",     "stream_open",  "stream_close",  "stream_call",   "copy_batch",
         "zero",         "event_open",   "event_record",  "event_join",    "event_wait",
-        "digest",       "digest_copy",  "master_encode", "master_decode", "delta_exchange",
+        "digest",       "digest_list",  "master_encode", "master_decode", "delta_exchange",
         "delta_apply",  "share_export", "share_map",
     };
     return names[slot];
@@ -243,13 +243,12 @@ static refit_status faulty_digest(void *self, refit_stream_ref stream, const voi
     return rft_device_digest(faulty->inner, stream, memory, bytes, offset, sum, error);
 }
 
-static refit_status faulty_digest_copy(void *self, refit_stream_ref stream, void *to,
-                                       const void *from, uint64_t bytes, uint64_t offset, void *sum,
-                                       refit_error *error)
+static refit_status faulty_digest_list(void *self, refit_stream_ref stream, rft_digest_job *jobs,
+                                       uint32_t count, refit_error *error)
 {
     faulty_device *faulty = self;
-    MEET(faulty, FAULTY_DIGEST_COPY, error);
-    return rft_device_digest_copy(faulty->inner, stream, to, from, bytes, offset, sum, error);
+    MEET(faulty, FAULTY_DIGEST_LIST, error);
+    return rft_device_digest_list(faulty->inner, stream, jobs, count, error);
 }
 
 static refit_status faulty_cast_bf16(void *self, refit_stream_ref stream, uint16_t *to,
@@ -497,7 +496,7 @@ static const rft_device_ops faulty_ops = {
     .decommit = faulty_decommit,
     .memory_check = faulty_memory_check,
     .digest = faulty_digest,
-    .digest_copy = faulty_digest_copy,
+    .digest_list = faulty_digest_list,
     .cast_bf16 = faulty_cast_bf16,
     .master_encode = faulty_master_encode,
     .master_decode = faulty_master_decode,

@@ -389,13 +389,21 @@ TEST(figures_say_what_was_written_and_what_was_taken_back)
 /* ---- What it costs */
 
 typedef struct costs {
-    uint64_t waits, allocations, pageable, link;
+    uint64_t waits, launches, allocations, pageable, link;
 } costs;
 
 static costs costs_now(void)
 {
-    return (costs){fake_cuda_calls("cuEventRecord"), fake_cuda_calls("cuMemAlloc"),
-                   fake_cuda_pageable_copies(), fake_cuda_link_bytes()};
+    return (costs){fake_cuda_calls("cuEventRecord"), fake_cuda_calls("cuLaunchKernel"),
+                   fake_cuda_calls("cuMemAlloc"), fake_cuda_pageable_copies(),
+                   fake_cuda_link_bytes()};
+}
+
+static costs costs_between(const costs *from, const costs *to)
+{
+    return (costs){to->waits - from->waits, to->launches - from->launches,
+                   to->allocations - from->allocations, to->pageable - from->pageable,
+                   to->link - from->link};
 }
 
 /* Of an apply, and of the refusal after it. */
@@ -417,10 +425,8 @@ static void measure(way how, uint32_t tensors, costs *applied, costs *refused)
         costs last = costs_now();
         assert_true(is_saved(&on));
         end(&on);
-        *applied = (costs){after.waits - before.waits, after.allocations - before.allocations,
-                           after.pageable - before.pageable, after.link - before.link};
-        *refused = (costs){last.waits - after.waits, last.allocations - after.allocations,
-                           last.pageable - after.pageable, last.link - after.link};
+        *applied = costs_between(&before, &after);
+        *refused = costs_between(&after, &last);
     }
     close_rig(&on);
 }
@@ -438,17 +444,20 @@ TEST(waits_and_allocations_do_not_grow_with_the_tensors)
         assert_true(many[0].waits <= few[0].waits + 2); /* one more window */
         assert_true(few[0].waits <= 7 && many[0].allocations <= 2);
         assert_int_equal(many[1].waits, 1);
+        assert_int_equal(many[1].launches, 1);
         assert_int_equal(many[1].link, 0);
     }
 }
 
-/* The table of blocks goes and comes, and the digests come. */
+/* The tables of blocks and of digests go and come. */
 TEST(no_byte_of_the_destinations_crosses_the_link)
 {
     costs applied, refused;
     measure(LENT, 400, &applied, &refused);
     assert_int_equal(applied.waits, 2);
-    assert_int_equal(applied.link, 2 * (16 + 400 * sizeof(rft_delta_job)) + 400 * 8);
+    assert_int_equal(applied.launches, 2);
+    assert_int_equal(applied.link,
+                     2 * (16 + 400 * (sizeof(rft_delta_job) + sizeof(rft_digest_job))));
     assert_int_equal(refused.link, 0);
 }
 
@@ -689,24 +698,25 @@ TEST(a_refusal_that_fails_is_made_up_for_by_the_unbind)
     assert_true(failures >= 4);
 }
 
-/* Calls fail until they are told not to: the bytes come back later. */
+/* Calls fail until they are told not to, from that of the blocks or of the digests on: the bytes
+ * come back later. */
 TEST(what_cannot_be_taken_back_at_once_is_later)
 {
-    for (unsigned nth = 1; nth <= 4; nth++) {
+    for (unsigned round = 0; round < 4; round++) {
         rig on;
         refit_error error;
         open_usual(&on, LENT, NULL);
         run_first(&on);
         change(&on, 20);
         offer(&on);
-        fake_cuda_fail("cuLaunchKernel", nth, 1000, RFT_CU_UNKNOWN);
+        fake_cuda_fail("cuLaunchKernel", 1 + round / 2, 1000, RFT_CU_UNKNOWN);
         refit_status status = refit_update_apply(on.update, NULL, &error);
         assert_int_not_equal(status, REFIT_OK);
         bool torn = strstr(error.text, "could not be taken back") != NULL;
         if (torn) assert_int_equal(refit_update_accept(on.update, NULL), REFIT_ERR_STATE);
         if (!torn) assert_true(is_saved(&on));
         fake_cuda_forget_faults();
-        if (nth % 2 == 0) apply(&on);
+        if (round % 2 == 0) apply(&on);
         assert_ok(refit_update_refuse(on.update, NULL, 1, NULL));
         assert_true(is_saved(&on));
         end(&on);

@@ -600,8 +600,8 @@ PLAY_TEST(where_nothing_can_be_page_locked_the_version_is_copied_all_the_same)
     assert_ok(refit_device_close(other, NULL));
 }
 
-/* Of 1,025 tensors, a few times each of the sample's. */
-PLAY_TEST(a_copy_waits_once_for_each_thousand_tensors)
+/* A few times each of the sample's: one wait and one kernel for as many as a batch has. */
+PLAY_TEST(a_copy_waits_once_for_each_batch_of_tensors)
 {
     engine to;
     static refit_target many[RFT_DIGEST_BATCH_MOST + 1];
@@ -612,11 +612,14 @@ PLAY_TEST(a_copy_waits_once_for_each_thousand_tensors)
     for (uint32_t i = 0; i < COUNT_OF(many); i++)
         many[i] = to.targets[i % to.count];
     assert_ok(refit_update_copy(update, to.targets, to.count, REFIT_STREAM_NONE, NULL));
-    uint64_t waits = fake_cuda_calls("cuEventRecord");
-    assert_ok(refit_update_copy(update, many, RFT_DIGEST_BATCH_MOST, REFIT_STREAM_NONE, NULL));
-    assert_int_equal(fake_cuda_calls("cuEventRecord"), waits + 1);
-    assert_ok(refit_update_copy(update, many, COUNT_OF(many), REFIT_STREAM_NONE, NULL));
-    assert_int_equal(fake_cuda_calls("cuEventRecord"), waits + 3);
+    static const uint32_t counts[] = {10, 100, 1000, RFT_DIGEST_BATCH_MOST, COUNT_OF(many)};
+    for (size_t i = 0; i < COUNT_OF(counts); i++) {
+        uint64_t waits = fake_cuda_calls("cuEventRecord"), batches = 1 + counts[i] / COUNT_OF(many);
+        uint64_t launches = fake_cuda_calls("cuLaunchKernel");
+        assert_ok(refit_update_copy(update, many, counts[i], REFIT_STREAM_NONE, NULL));
+        assert_int_equal(fake_cuda_calls("cuEventRecord"), waits + batches);
+        assert_int_equal(fake_cuda_calls("cuLaunchKernel"), launches + batches);
+    }
     engine_expect(&to, play);
     assert_ok(refit_update_accept(update, NULL));
     refit_update_close(update);

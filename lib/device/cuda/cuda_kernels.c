@@ -28,7 +28,7 @@ typedef enum kernel_name {
     PACK,
     CAST,
     DIGEST,
-    DIGEST_COPY,
+    DIGEST_LIST,
     MASTER_SPLIT,
     MASTER_LIST,
     MASTER_JOIN,
@@ -41,7 +41,7 @@ typedef enum kernel_name {
 static const char *const names[KERNELS] = {[PACK] = "rft_pack_kernel",
                                            [CAST] = "rft_cast_kernel",
                                            [DIGEST] = "rft_digest_kernel",
-                                           [DIGEST_COPY] = "rft_digest_copy_kernel",
+                                           [DIGEST_LIST] = "rft_digest_list_kernel",
                                            [MASTER_SPLIT] = "rft_master_split_kernel",
                                            [MASTER_LIST] = "rft_master_list_kernel",
                                            [MASTER_JOIN] = "rft_master_join_kernel",
@@ -198,20 +198,20 @@ refit_status rft_cuda_launch_digest(rft_cuda_device *cuda, rft_cu_stream stream,
 {
     RFT_TRY(check_kernels(cuda, error));
     if (bytes == 0) return REFIT_OK;
-    grid shape = {count_blocks(cuda, bytes / RFT_GPU_SHARE + 1), 1};
+    grid shape = {count_blocks(cuda, RFT_DIGEST_CHUNKS(bytes)), 1};
     void *arguments[] = {&data, &bytes, &offset, &sum};
     return launch(cuda, stream, cuda->kernels->all[DIGEST], shape, arguments, error);
 }
 
-refit_status rft_cuda_launch_digest_copy(rft_cuda_device *cuda, rft_cu_stream stream, rft_cu_ptr to,
-                                         rft_cu_ptr data, uint64_t bytes, uint64_t offset,
-                                         rft_cu_ptr sum, refit_error *error)
+/* What the jobs have to do is known on the device alone. */
+refit_status rft_cuda_launch_digest_list(rft_cuda_device *cuda, rft_cu_stream stream,
+                                         rft_cu_ptr jobs, uint32_t count, refit_error *error)
 {
     RFT_TRY(check_kernels(cuda, error));
-    if (bytes == 0) return REFIT_OK;
-    grid shape = {count_blocks(cuda, bytes / RFT_GPU_SHARE + 1), 1};
-    void *arguments[] = {&to, &data, &bytes, &offset, &sum};
-    return launch(cuda, stream, cuda->kernels->all[DIGEST_COPY], shape, arguments, error);
+    if (count == 0) return REFIT_OK;
+    grid shape = {count_blocks(cuda, UINT64_MAX), 1};
+    void *arguments[] = {&jobs, &count};
+    return launch(cuda, stream, cuda->kernels->all[DIGEST_LIST], shape, arguments, error);
 }
 
 /* A block of threads for each block of elements, or for each unit. */
@@ -526,19 +526,14 @@ static refit_status rft_cuda_digest(rft_cuda_device *cuda, refit_stream_ref stre
     return status;
 }
 
-/* `to` may be NULL. */
-static refit_status digest_copy(rft_cuda_device *cuda, refit_stream_ref stream, void *to,
-                                const void *from, uint64_t bytes, uint64_t offset, void *sum,
-                                refit_error *error)
+static refit_status digest_list(rft_cuda_device *cuda, refit_stream_ref stream,
+                                rft_digest_job *jobs, uint32_t count, refit_error *error)
 {
     rft_cuda_work work;
-    rft_cu_ptr target = (uintptr_t)to, source = (uintptr_t)from, total = (uintptr_t)sum;
     RFT_TRY(check_kernels(cuda, error));
     RFT_TRY(rft_cuda_work_begin(cuda, stream, &work, error));
     refit_status status =
-        to == NULL ? rft_cuda_launch_digest(cuda, work.stream, source, bytes, offset, total, error)
-                   : rft_cuda_launch_digest_copy(cuda, work.stream, target, source, bytes, offset,
-                                                 total, error);
+        rft_cuda_launch_digest_list(cuda, work.stream, (uintptr_t)jobs, count, error);
     return rft_cuda_work_end(cuda, &work, status, error);
 }
 
@@ -603,12 +598,11 @@ static refit_status cuda_digest(void *self, refit_stream_ref stream, const void 
     RFT_CUDA_GUARDED(cuda, error, rft_cuda_digest(cuda, stream, memory, bytes, offset, sum, error));
 }
 
-static refit_status cuda_digest_copy(void *self, refit_stream_ref stream, void *to,
-                                     const void *from, uint64_t bytes, uint64_t offset, void *sum,
-                                     refit_error *error)
+static refit_status cuda_digest_list(void *self, refit_stream_ref stream, rft_digest_job *jobs,
+                                     uint32_t count, refit_error *error)
 {
     rft_cuda_device *cuda = self;
-    RFT_CUDA_GUARDED(cuda, error, digest_copy(cuda, stream, to, from, bytes, offset, sum, error));
+    RFT_CUDA_GUARDED(cuda, error, digest_list(cuda, stream, jobs, count, error));
 }
 
 static refit_status cuda_cast_bf16(void *self, refit_stream_ref stream, uint16_t *to,
@@ -652,7 +646,7 @@ static refit_status cuda_delta_apply(void *self, refit_stream_ref stream, rft_de
 void rft_cuda_compute_slots(rft_device_ops *ops)
 {
     ops->digest = cuda_digest;
-    ops->digest_copy = cuda_digest_copy;
+    ops->digest_list = cuda_digest_list;
     ops->cast_bf16 = cuda_cast_bf16;
     ops->master_encode = cuda_master_encode;
     ops->master_decode = cuda_master_decode;

@@ -6,9 +6,7 @@
  *     rft_cast_kernel(uint16_t *to, const float *from, uint64_t count)
  *     rft_digest_kernel(const void *data, uint64_t bytes, uint64_t offset, uint64_t *sum)
  *         adds to *sum, which the caller has zeroed
- *     rft_digest_copy_kernel(void *to, const void *data, uint64_t bytes, uint64_t offset,
- *                            uint64_t *sum)
- *         the same, and copies
+ *     rft_digest_list_kernel(rft_digest_job *jobs, uint32_t count)
  *     rft_master_split_kernel(const void *master, const void *weights, void *coded,
  *                             uint64_t elements, uint32_t room)
  *     rft_master_list_kernel(…, rft_master_result *result)
@@ -50,9 +48,9 @@ refit_status rft_cuda_launch_cast(rft_cuda_device *cuda, rft_cu_stream stream, r
 refit_status rft_cuda_launch_digest(rft_cuda_device *cuda, rft_cu_stream stream, rft_cu_ptr data,
                                     uint64_t bytes, uint64_t offset, rft_cu_ptr sum,
                                     refit_error *error);
-refit_status rft_cuda_launch_digest_copy(rft_cuda_device *cuda, rft_cu_stream stream, rft_cu_ptr to,
-                                         rft_cu_ptr data, uint64_t bytes, uint64_t offset,
-                                         rft_cu_ptr sum, refit_error *error);
+/* kernels/digest_job.h. */
+refit_status rft_cuda_launch_digest_list(rft_cuda_device *cuda, rft_cu_stream stream,
+                                         rft_cu_ptr jobs, uint32_t count, refit_error *error);
 
 /* kernels/master.h: encoding is two launches. */
 refit_status rft_cuda_launch_master_encode(rft_cuda_device *cuda, rft_cu_stream stream,

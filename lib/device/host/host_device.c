@@ -177,16 +177,13 @@ static refit_status host_digest(void *self, refit_stream_ref stream, const void 
     return rft_host_stream_digest(stream.native, memory, bytes, offset, sum, error);
 }
 
-static refit_status host_digest_copy(void *self, refit_stream_ref stream, void *to,
-                                     const void *from, uint64_t bytes, uint64_t offset, void *sum,
-                                     refit_error *error)
+static refit_status host_digest_list(void *self, refit_stream_ref stream, rft_digest_job *jobs,
+                                     uint32_t count, refit_error *error)
 {
     host_device *host = self;
     RFT_TRY(check(host, stream, error));
-    if (stream.native == NULL) {
-        return rft_host_digest_copy_now(&host->memory, to, from, bytes, offset, sum, error);
-    }
-    return rft_host_stream_digest_copy(stream.native, to, from, bytes, offset, sum, error);
+    if (stream.native == NULL) return rft_host_digest_list_now(&host->memory, jobs, count, error);
+    return rft_host_stream_digest_list(stream.native, jobs, count, error);
 }
 
 static refit_status host_cast_bf16(void *self, refit_stream_ref stream, uint16_t *to,
@@ -287,7 +284,7 @@ static const rft_device_ops host_ops = {
     .copy_batch = host_copy_batch,
     .zero = host_zero,
     .digest = host_digest,
-    .digest_copy = host_digest_copy,
+    .digest_list = host_digest_list,
     .cast_bf16 = host_cast_bf16,
     .master_encode = host_master_encode,
     .master_decode = host_master_decode,

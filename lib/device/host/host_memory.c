@@ -659,15 +659,17 @@ refit_status rft_host_digest_now(rft_host_memory *memory, const void *from, uint
     return REFIT_OK;
 }
 
-refit_status rft_host_digest_copy_now(rft_host_memory *memory, void *to, const void *from,
-                                      uint64_t bytes, uint64_t offset, uint64_t *sum,
+refit_status rft_host_digest_list_now(rft_host_memory *memory, rft_digest_job *jobs, uint32_t count,
                                       refit_error *error)
 {
-    RFT_TRY(check_there(memory, from, bytes, error));
-    RFT_TRY(check_there(memory, sum, sizeof *sum, error));
-    if (to != NULL) RFT_TRY(check_there(memory, to, bytes, error));
-    *sum += to == NULL ? rft_digest_part(from, bytes, offset)
-                       : rft_digest_copy_part(to, from, bytes, offset);
+    RFT_TRY(check_there(memory, jobs, count * sizeof *jobs, error));
+    for (uint32_t i = 0; i < count; i++) {
+        const void *from = (const void *)(uintptr_t)jobs[i].from;
+        const void *to = (const void *)(uintptr_t)jobs[i].to;
+        RFT_TRY(check_there(memory, from, jobs[i].bytes, error));
+        if (to != NULL) RFT_TRY(check_there(memory, to, jobs[i].bytes, error));
+    }
+    rft_digest_list(jobs, count);
     return REFIT_OK;
 }
 

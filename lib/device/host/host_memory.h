@@ -101,9 +101,7 @@ refit_status rft_host_copy_now(rft_host_memory *memory, rft_pool *pool, const rf
  * and not committed. */
 refit_status rft_host_digest_now(rft_host_memory *memory, const void *from, uint64_t bytes,
                                  uint64_t offset, uint64_t *sum, refit_error *error);
-/* Adds to *sum; `to` may be NULL. */
-refit_status rft_host_digest_copy_now(rft_host_memory *memory, void *to, const void *from,
-                                      uint64_t bytes, uint64_t offset, uint64_t *sum,
+refit_status rft_host_digest_list_now(rft_host_memory *memory, rft_digest_job *jobs, uint32_t count,
                                       refit_error *error);
 refit_status rft_host_cast_now(rft_host_memory *memory, uint16_t *to, const float *from,
                                uint64_t count, refit_error *error);

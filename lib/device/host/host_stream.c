@@ -179,7 +179,7 @@ refit_status rft_host_event_wait(rft_host_event *event, uint32_t timeout_ms, ref
 typedef enum host_verb {
     HOST_COPY,        /* `count` copies follow; one without a source is zeroed */
     HOST_DIGEST,      /* one copy follows: the sum, the memory, its bytes */
-    HOST_DIGEST_COPY, /* one copy follows */
+    HOST_DIGEST_LIST, /* one copy follows: the jobs, and in place of bytes how many */
     HOST_CAST,        /* one copy follows: the results, the numbers, the numbers' bytes */
     HOST_ENCODE,      /* two copies follow, which hold the job */
     HOST_DECODE,      /* the same */
@@ -196,10 +196,7 @@ typedef struct host_command {
             refit_stream_fn function;
             void *user;
         } call;
-        struct {
-            uint64_t offset;
-            uint64_t *sum; /* of DIGEST_COPY */
-        } digest;
+        uint64_t offset; /* of DIGEST */
         uint64_t record; /* its place on the stream's line */
         struct {
             host_line *line; /* retained */
@@ -376,11 +373,10 @@ static refit_status do_work(rft_host_stream *stream, host_command *command, refi
     switch (command->verb) {
     case HOST_COPY: return rft_host_copy_now(memory, stream->pool, work, command->count, error);
     case HOST_DIGEST:
-        return rft_host_digest_now(memory, work->from, work->bytes, command->digest.offset,
-                                   work->to, error);
-    case HOST_DIGEST_COPY:
-        return rft_host_digest_copy_now(memory, work->to, work->from, work->bytes,
-                                        command->digest.offset, command->digest.sum, error);
+        return rft_host_digest_now(memory, work->from, work->bytes, command->offset, work->to,
+                                   error);
+    case HOST_DIGEST_LIST:
+        return rft_host_digest_list_now(memory, work->to, (uint32_t)work->bytes, error);
     case HOST_CAST:
         return rft_host_cast_now(memory, work->to, work->from, work->bytes / sizeof(float), error);
     case HOST_ENCODE:
@@ -567,20 +563,17 @@ refit_status rft_host_stream_digest(rft_host_stream *stream, const void *memory,
     host_command *command;
     rft_copy work = {.to = sum, .from = memory, .bytes = bytes};
     RFT_TRY(begin_work(stream, HOST_DIGEST, &work, &command, error));
-    command->digest.offset = offset;
+    command->offset = offset;
     end_command(stream);
     return REFIT_OK;
 }
 
-refit_status rft_host_stream_digest_copy(rft_host_stream *stream, void *to, const void *from,
-                                         uint64_t bytes, uint64_t offset, uint64_t *sum,
-                                         refit_error *error)
+refit_status rft_host_stream_digest_list(rft_host_stream *stream, rft_digest_job *jobs,
+                                         uint32_t count, refit_error *error)
 {
     host_command *command;
-    rft_copy work = {.to = to, .from = from, .bytes = bytes};
-    RFT_TRY(begin_work(stream, HOST_DIGEST_COPY, &work, &command, error));
-    command->digest.offset = offset;
-    command->digest.sum = sum;
+    rft_copy work = {.to = jobs, .bytes = count};
+    RFT_TRY(begin_work(stream, HOST_DIGEST_LIST, &work, &command, error));
     end_command(stream);
     return REFIT_OK;
 }

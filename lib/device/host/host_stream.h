@@ -34,9 +34,8 @@ refit_status rft_host_stream_copy(rft_host_stream *stream, const rft_copy *copie
                                   refit_error *error);
 refit_status rft_host_stream_digest(rft_host_stream *stream, const void *memory, uint64_t bytes,
                                     uint64_t offset, uint64_t *sum, refit_error *error);
-refit_status rft_host_stream_digest_copy(rft_host_stream *stream, void *to, const void *from,
-                                         uint64_t bytes, uint64_t offset, uint64_t *sum,
-                                         refit_error *error);
+refit_status rft_host_stream_digest_list(rft_host_stream *stream, rft_digest_job *jobs,
+                                         uint32_t count, refit_error *error);
 refit_status rft_host_stream_cast(rft_host_stream *stream, uint16_t *to, const float *from,
                                   uint64_t count, refit_error *error);
 refit_status rft_host_stream_encode(rft_host_stream *stream, const rft_master_job *job,
