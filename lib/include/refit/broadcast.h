@@ -237,7 +237,7 @@ typedef struct refit_weight {
 /*
  * Writes many tensors of the version as refit_publisher_write writes one, all of them from `device`
  * and after `after`; the list may be the whole version or a part of it. A GPU that takes digests
- * itself is waited for once every 1,024 tensors, and every 64 MiB of copies to the host, instead of
+ * itself is waited for once every 4,096 tensors, and every 64 MiB of copies to the host, instead of
  * once a tensor. Blocks for the copies, each wait at most broadcast.stage_timeout_ms.
  *
  * The whole list is checked before the first write: REFIT_ERR_INVALID and REFIT_ERR_STATE, also for
@@ -592,13 +592,13 @@ typedef struct refit_target {
  * Copies tensors of a version to memory on the GPU of refit_subscriber_use_device, after the work
  * that the caller has put on `after`. When the call returns all bytes are there. The whole list is
  * checked before the first copy. Blocks for the copies, at most broadcast.stage_timeout_ms. Where
- * entries of the list meet, the later one stays.
+ * entries of the list meet they must bring the same bytes.
  *
  * A part whose elements all follow each other is one copy, one of rows is one for each two inner
  * dimensions. F32 becomes BF16 on the way (rounded to the nearest, ties to even) where the version
  * is in the GPU's memory and all elements of the part follow each other on both sides.
  *
- * A version in that GPU's memory (refit_update_device) takes one wait for each 1,024 tensors, and
+ * A version in that GPU's memory (refit_update_device) takes one wait for each 4,096 tensors, and
  * what was copied is compared with the trainer's digests, so that a trainer that changes tensors it
  * has lent is noticed. The digest of a whole tensor is that of the bytes which were copied; one of
  * which parts were copied is read as a whole once more, after the last of its parts that stand next
