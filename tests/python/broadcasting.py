@@ -8,9 +8,11 @@ from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from refit.errors import CancelledError, RefitError, StateError
+from refit.weights import buffers
 from refit.weights.publisher import Publisher
 from refit.weights.subscriber import Subscriber
 from refit.weights.update import Update
+from refit.weights.view import View
 
 LOCAL = "tcp://127.0.0.1:0"
 NOWHERE = "ipc:///nowhere/refit.sock"
@@ -31,8 +33,18 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def contents(update: Update) -> dict[str, bytes]:
-    """All bytes, copied."""
-    return {view.name: bytes(view.bytes) for view in update.views()}
+    """All bytes, copied to the host."""
+    return {view.name: bytes_of(view) for view in update.views()}
+
+
+def bytes_of(view: View) -> bytes:
+    """Of a view, wherever it lies."""
+    if view.__dlpack_device__()[0] == buffers.CPU:
+        return bytes(view.bytes)
+    import torch
+
+    raw = view.torch().reshape(-1).view(torch.uint8)
+    return raw.cpu().numpy().tobytes()
 
 
 def same(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:

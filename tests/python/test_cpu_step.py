@@ -55,6 +55,20 @@ def test_kernels_step_what_they_know_and_pytorch_the_rest(kind: str) -> None:
             assert by_kernels(twins.controller) == (ELEMENTS if is_known else 0)
 
 
+def test_pytorchs_code_takes_the_roots_of_the_kernels_for_a_gpus_parameters() -> None:
+    values = torch.rand(10000, generator=torch.Generator().manual_seed(1)) * 1e-6
+    nearest = values.double().sqrt().float()
+    doubled, made = values.double().sqrt(), values.sqrt()
+    parameters = [torch.nn.Parameter(torch.zeros(1))]
+    with refit.step.cpu_kernels.nearest_roots(torch.optim.Adagrad(parameters)):
+        assert torch.equal(values.sqrt(), nearest)
+        assert torch.equal(torch._foreach_sqrt([values])[0], nearest)
+        assert torch.equal(values.double().sqrt(), doubled)
+    with refit.step.cpu_kernels.nearest_roots(torch.optim.RMSprop(parameters)):
+        assert torch.equal(values.sqrt(), made)
+    assert torch.equal(values.sqrt(), made)
+
+
 def test_pytorchs_own_code_steps_if_it_is_asked_to() -> None:
     with Twins(ALL, backend="torch") as twins:
         twins.step(3)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from broadcasting import LOCAL, NOWHERE, ONE, TIMEOUT, Pair, WorkerThread
+from broadcasting import LOCAL, NOWHERE, ONE, TIMEOUT, Pair, WorkerThread, bytes_of
 from interrupts import AtCall, ctrl_c_after, lines
 from refit._c import abi, dtypes
 from refit._c import device as devices
@@ -75,7 +75,7 @@ def test_a_version_reaches_a_worker_whole(pair: Pair, torch_device: str) -> None
 @pytest.mark.parametrize("options", [{"broadcast_shm": "auto"}, {"broadcast_shm": "off"}])
 def test_every_type_is_carried(pair: Pair) -> None:
     pair.worker.apply = lambda update: {
-        view.name: (view.dtype, view.shape, bytes(view.bytes)) for view in update.views()
+        view.name: (view.dtype, view.shape, bytes_of(view)) for view in update.views()
     }
     shape = (3, 4)
     sent = {

@@ -496,6 +496,10 @@ def test_a_gpus_memory_is_shown_to_pytorch_and_dlpack_only(
         _ = view.bytes
     with pytest.raises(UnsupportedError, match="cannot be a NumPy array"):
         view.numpy()
+    assert np.array_equal(view.on_host(), MATRIX.numpy())
+    arrays = {"w": np.zeros((2, 3), np.float32)}
+    update.load_into(arrays)
+    assert np.array_equal(arrays["w"], MATRIX.numpy())
 
 
 def test_a_gpu_that_pytorch_does_not_see_is_named(

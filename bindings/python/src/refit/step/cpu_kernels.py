@@ -10,10 +10,12 @@ import ctypes
 import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from refit._c import abi
 from refit._c.handle import Handle
@@ -157,6 +159,29 @@ def root_of_torch() -> tuple[int, int] | None:
         return None
     root, threads = (ctypes.cast(one, ctypes.c_void_p).value or 0 for one in functions)
     return root, threads
+
+
+class _NearestRoots(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.sqrt.default:
+            return _nearest_root(args[0])
+        if func is torch.ops.aten._foreach_sqrt.default:
+            return [_nearest_root(one) for one in args[0]]
+        return func(*args, **(kwargs or {}))
+
+
+def _nearest_root(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.dtype != torch.float32:
+        return torch.sqrt(tensor)
+    return torch.sqrt(tensor.double()).float()  # the second rounding changes no root
+
+
+def nearest_roots(optimizer: Optimizer) -> AbstractContextManager[Any]:
+    """A block in which PyTorch's code for a step that the kernels know takes its square roots as
+    they do where they are not told of MKL's."""
+    if _NUMBERS.get(type(optimizer)) not in (ADAM, ADAGRAD) or root_of_torch() == (0, 0):
+        return nullcontext()
+    return _NearestRoots()  # type: ignore[no-untyped-call]
 
 
 # ---- How they are called.

@@ -41,7 +41,7 @@ from refit.step.param_state import (
 )
 from refit.step.probe import StateLayout, alike, kind_of_parameter, learn
 from refit.step.schedule import CPU, STAYS, Division
-from refit.step.stand_in import is_many, local
+from refit.step.stand_in import counts_on_device, is_many, local
 
 Optimizer = torch.optim.Optimizer
 
@@ -562,8 +562,16 @@ class Placement:
         """The states become tensors of PyTorch's own, on the device. DeviceMemoryError: some have,
         nothing is lost. Not while copies are under way."""
         for optimizer in self._optimizers:
+            counts_there = {
+                id(one)
+                for group in optimizer.param_groups
+                if counts_on_device(group)
+                for one in group["params"]
+            }
             for param_state in self.of(optimizer):
-                _move_out(optimizer, param_state, self._stays.get(id(optimizer), {}))
+                stays = self._stays.get(id(optimizer), {})
+                counts = id(param_state.parameter) in counts_there
+                _move_out(optimizer, param_state, stays, counts=counts)
 
     def close(self) -> None:
         """Gives the images back, but for those that masters have to return from."""
@@ -623,9 +631,11 @@ def _without_shared(weights: Sequence[int], sizes: Sequence[int]) -> list[int]:
     return found
 
 
-def _move_out(optimizer: Optimizer, param_state: ParamState, stays: Mapping[Any, str]) -> None:
+def _move_out(
+    optimizer: Optimizer, param_state: ParamState, stays: Mapping[Any, str], *, counts: bool
+) -> None:
     """The states of a parameter become tensors of PyTorch's own, on its device, but for those that
-    stay where the optimizer keeps them."""
+    stay where the optimizer keeps them. ``counts``: numbers are on the device, too."""
     state = optimizer.state.get(param_state.parameter) or {}
     device = local(param_state.parameter).device
     try:
@@ -634,7 +644,8 @@ def _move_out(optimizer: Optimizer, param_state: ParamState, stays: Mapping[Any,
                 state[key] = one.over(_fresh(one, device))
         for key, value in state.items() if param_state.share is not None else ():
             # what the step made on the CPU, and the image has no place for
-            if is_many(value) and key not in stays and value.device != device:
+            is_there = is_many(value) or (counts and isinstance(value, torch.Tensor))
+            if is_there and key not in stays and value.device != device:
                 state[key] = value.to(device)
     except (RuntimeError, MemoryError) as why:
         if not lacks_memory(why):

@@ -241,6 +241,12 @@ def is_many(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dim() > 0
 
 
+def counts_on_device(group: Mapping[str, Any]) -> bool:
+    """Whether PyTorch's code keeps the numbers among the states, as how often it stepped, where the
+    parameters are."""
+    return bool(group.get("capturable") or group.get("fused"))
+
+
 def is_dense(tensor: torch.Tensor) -> bool:
     """Whether the elements of a tensor fill one range of memory, in whatever order."""
     if tensor.layout is not torch.strided:

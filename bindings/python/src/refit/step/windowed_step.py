@@ -20,6 +20,7 @@ where states live.
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, cast
@@ -30,6 +31,7 @@ from refit._c.waiting import interrupts_held
 from refit.errors import DeviceMemoryError, RefitError
 from refit.observe.observers import Observers
 from refit.states.torch_memory import lacks_memory
+from refit.step.cpu_kernels import nearest_roots
 from refit.step.cpu_step import CpuShare
 from refit.step.host_buffer import HostBuffer
 from refit.step.param_state import BufferSlot, ParamState, State
@@ -354,8 +356,9 @@ class WindowedStep:
         if submitted:
             with interrupts_held():
                 share.run(done)
-        for some in _batches([one for one in entries if not one.done], most or len(entries)):
-            self._window(None, some, [[] for _ in some], {})
+        with nearest_roots(self.optimizer) if share.is_elsewhere else nullcontext():
+            for some in _batches([one for one in entries if not one.done], most or len(entries)):
+                self._window(None, some, [[] for _ in some], {})
         if observers.drawn:
             took = time.perf_counter() - began
             observers.past(ON_CPU, took, took)

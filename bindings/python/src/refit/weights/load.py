@@ -114,7 +114,7 @@ def apply(plan: Plan) -> Loaded:
         _fill_tensors(tensors)
     for view, place in places:
         if not hasattr(place, "data_ptr"):
-            place[...] = view.numpy()
+            place[...] = view.on_host()
     return plan.left_out
 
 

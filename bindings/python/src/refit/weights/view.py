@@ -203,6 +203,18 @@ class View:
         memory = memoryview(self._memory("a NumPy array")).toreadonly()
         return numpy.frombuffer(memory, dtype).reshape(self.shape)
 
+    def on_host(self) -> "ndarray[Any, Any]":
+        """``numpy()``, of a copy where the bytes are a GPU's. Raises what that and ``torch()``
+        raise, but for that."""
+        if self._owner._cuda < 0:
+            return self.numpy()
+        import numpy
+        import torch
+
+        dtype = dtypes.to_numpy(self._entry.dtype)
+        raw = self.torch().reshape(-1).view(torch.uint8).cpu().numpy()
+        return numpy.frombuffer(raw, dtype).reshape(self.shape)
+
     def torch(self) -> "Tensor":
         """A PyTorch tensor on the memory, on the host or on the update's GPU.
 
