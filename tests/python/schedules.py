@@ -98,16 +98,21 @@ class Twins:
     ) -> None:
         self.alone, self.moved = run(make), run(make)
         self.step(before)
-        self.controller = schedule.open(self.moved.optimizer, self.moved.model, **options)
-        step_like(self.alone.optimizer, self.controller, self.alone.model)
+        self.open(schedule, **options)
 
     def __iter__(self) -> Iterator[Any]:
         yield self.alone
         yield self.moved
 
+    def open(self, schedule: Schedule, **options: Any) -> None:
+        """Another controller, once the one before is closed."""
+        self.controller = schedule.open(self.moved.optimizer, self.moved.model, **options)
+        step_like(self.alone.optimizer, self.controller, self.alone.model)
+
     def step(self, count: int = 1) -> None:
         for _ in range(count):
-            losses = [run.step() for run in self]
+            # The one with refit first: its step may choose what the CPU steps.
+            losses = [run.step() for run in (self.moved, self.alone)]
             assert repr(losses[0]) == repr(losses[1])
 
     def backward(self) -> None:
