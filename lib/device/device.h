@@ -49,7 +49,7 @@ typedef struct rft_copy {
 /* Rows that lie apart: as many bytes of each, to rows that lie apart in another way. */
 typedef struct rft_rows {
     void *to;         /* memory of the device */
-    const void *from; /* likewise, or of the host */
+    const void *from; /* memory of the device, or of the host */
     bool from_host;
     uint64_t bytes; /* of a row */
     uint64_t count;
@@ -167,10 +167,10 @@ typedef struct rft_device_ops {
                            uint64_t offset, uint64_t *sum, refit_error *error);
     refit_status (*cast_bf16)(void *self, refit_stream_ref stream, uint16_t *to, const float *from,
                               uint64_t count, refit_error *error);
-    /* Likewise, many digests at once, as kernels/digest_job.h says. The table is read and written
-     * in stream order: it stays until the work is done. It and all that it names are known to be
-     * memory of this device, since code of the device touches it: from memory_alloc or share_map,
-     * or checked. */
+    /* Many digests at once, as kernels/digest_job.h says. The table is read and written in stream
+     * order: it stays until the work is done. It and all that it names are known to be memory of
+     * this device, since code of the device touches it: from memory_alloc or share_map, or
+     * checked. */
     refit_status (*digest_list)(void *self, refit_stream_ref stream, rft_digest_job *jobs,
                                 uint32_t count, refit_error *error);
 
@@ -182,9 +182,9 @@ typedef struct rft_device_ops {
     refit_status (*master_decode)(void *self, refit_stream_ref stream, const rft_master_job *job,
                                   refit_error *error);
 
-    /* Likewise: blocks become others, and are brought back, as kernels/delta_job.h says. The table,
-     * all that it names and the memory of the notes are known to be memory of this device, since
-     * code of the device touches it. */
+    /* Blocks become others, and are brought back, as kernels/delta_job.h says. The table, all that
+     * it names and the memory of the notes are known to be memory of this device, since code of the
+     * device touches it. */
     refit_status (*delta_exchange)(void *self, refit_stream_ref stream, rft_delta_job *jobs,
                                    uint32_t count, const rft_delta_notes *notes,
                                    refit_error *error);

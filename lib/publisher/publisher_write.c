@@ -411,7 +411,7 @@ static refit_status lend_list(refit_publisher *publisher, const write_list *list
     return REFIT_OK;
 }
 
-/* False: from this one on there is no room. */
+/* False: this one and those after it do not fit. */
 static bool reserve_list(refit_publisher *publisher, const write_list *list, uint32_t *reached)
 {
     for (; *reached < list->count; ++*reached) {

@@ -118,8 +118,8 @@ void rft_rollback_reset(rft_rollback *rollback);
 
 /* Makes `block`, which lies at that place, as `after`, and notes its old elements; tells how many
  * elements differed, and takes no note if that is 0. `after` may change meanwhile: the note has the
- * overwritten elements. REFIT_ERR_HOST_MEMORY: there is no room, or the machine or the cgroup has
- * no memory for it; REFIT_ERR_BUDGET. Nothing is changed then. */
+ * overwritten elements. REFIT_ERR_HOST_MEMORY: the notes are full, or the machine or the cgroup
+ * has no memory for it; REFIT_ERR_BUDGET. Nothing is changed then. */
 refit_status rft_rollback_change(rft_rollback *rollback, rft_note_place place,
                                  rft_delta_shape shape, void *block, const void *after,
                                  uint32_t *changed, refit_error *error);

@@ -627,7 +627,7 @@ def test_a_loader_that_raises_leaves_the_model_as_it_was(after: int) -> None:
 
 def test_what_cannot_be_recorded_is_said() -> None:
     engine = Engine()
-    with pytest.raises(InvalidError, match="no tensors to record"):
+    with pytest.raises(InvalidError, match="no tensors were given"):
         record(engine.load_weights, {})
     with pytest.raises(InvalidError, match="give the model"):
         record(lambda weights: None, checkpoint())

@@ -703,8 +703,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_update_find(const refit_update *up
  * counts with `kept` 0. The same holds where bytes could not be put back; the sentence says so.
  *
  * Notes count against offload.budget_bytes; those that kernels take lie on their GPU, in at most
- * broadcast.gpu_bucket_bytes, and what does not fit there on the host. Where there is no memory for
- * them, what was written is put back.
+ * broadcast.gpu_bucket_bytes, and what does not fit there on the host. Where memory for them is
+ * short, what was written is put back.
  *
  * Errors:
  * - REFIT_ERR_STATE: nothing is bound, or the update is decided
@@ -712,7 +712,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_update_find(const refit_update *up
  *   differ
  * - REFIT_ERR_NOT_FOUND: see `left`
  * - REFIT_ERR_STALE: the trainer evicted this worker and took the memory for a newer version
- * - REFIT_ERR_BUDGET, REFIT_ERR_HOST_MEMORY, REFIT_ERR_DEVICE_MEMORY: there is no memory for notes
+ * - REFIT_ERR_BUDGET, REFIT_ERR_HOST_MEMORY, REFIT_ERR_DEVICE_MEMORY: the notes do not fit
  * - REFIT_ERR_CORRUPT
  * - REFIT_ERR_TIMEOUT: the GPU's work goes on; the destinations are torn until it has ended
  * - those of a device's copies and kernels

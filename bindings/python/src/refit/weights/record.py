@@ -55,14 +55,14 @@ def record(
     UnsupportedError names what cannot be expressed as copies (a sum, a quantised weight, a value
     that is read, parameters that are replaced, what a loader keeps elsewhere than in parameters and
     buffers): load versions with the loader itself then.
-    InvalidError: there are no names, or no model. What the loader raises.
+    InvalidError: no names were given, or the model is not known. What the loader raises.
     """
     model = getattr(load, "__self__", None) if model is None else model
     if model is None:
         raise InvalidError("give the model that is loaded: record(load, weights, model)")
     kinds = _kinds(weights)
     if not kinds:
-        raise InvalidError("there are no tensors to record: give the names that versions have")
+        raise InvalidError("no tensors were given: give the names that versions have")
     engine = _Engine(model)
     try:
         recorder = _Recorder(engine.names)

@@ -106,11 +106,15 @@ ASLEEP = "it has no memory now, as in an engine that sleeps: bring it back befor
 def lacks_memory(tensor: Any) -> bool:
     """Whether elements of a tensor of PyTorch lie beyond the end of its storage, which was emptied
     or cut."""
-    if tensor.numel() == 0:
+    count = tensor.numel()
+    if count == 0:
         return False
-    last = tensor.storage_offset() + sum(
-        (size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True)
-    )
+    last = tensor.storage_offset()
+    if tensor.is_contiguous():
+        last += count - 1
+    else:
+        pairs = zip(tensor.shape, tensor.stride(), strict=True)
+        last += sum((size - 1) * step for size, step in pairs)
     return bool(tensor.untyped_storage().nbytes() < (last + 1) * tensor.element_size())
 
 

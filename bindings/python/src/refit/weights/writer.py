@@ -65,9 +65,7 @@ def copied(weight: Weight) -> Weight | None:
         return weight._replace(tensor=raw, pointer=place or 0)
     if not hasattr(weight.tensor, "data_ptr"):
         return None
-    import torch
-
-    made = weight.tensor.detach().reshape(-1).view(torch.uint8).clone()
+    made = weight.tensor.detach().clone()
     return weight._replace(tensor=made, pointer=made.data_ptr())
 
 
@@ -300,9 +298,13 @@ class Writer:
         """Adds a tensor's bytes to the batch of its kind, which is written first if it is full."""
         stream = stream_of(weight.device) if weight.device >= 0 else None
         kind = weight.device, stream, lent
-        if kind in batches and batches[kind].full:
+        batch = batches.get(kind)
+        if batch is not None and batch.full:
             self._flush(calls, batches.pop(kind))
-        batches.setdefault(kind, Batch(*kind)).add(index, weight, hold=hold)
+            batch = None
+        if batch is None:
+            batch = batches[kind] = Batch(*kind)
+        batch.add(index, weight, hold=hold)
 
     def _flush_all(self, calls: PublisherCalls, batches: Batches) -> None:
         while batches:
