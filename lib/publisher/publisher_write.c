@@ -361,7 +361,7 @@ typedef struct write_list {
     uint32_t count;
     refit_device *device;
     refit_stream_ref after;
-    bool stays; /* the tensors stay as they are until the version is over */
+    bool lends; /* the tensors stay as they are until the version is over */
 } write_list;
 
 static bool is_from_device(const write_list *list)
@@ -398,14 +398,14 @@ static refit_status lend_one(refit_publisher *publisher, const write_list *list,
 static refit_status lend_list(refit_publisher *publisher, const write_list *list, bool *all,
                               refit_error *error)
 {
-    bool lends = list->stays && publisher->config.broadcast_gpu != REFIT_GPU_STORE &&
+    bool shows = list->lends && publisher->config.broadcast_gpu != REFIT_GPU_STORE &&
                  list->device != NULL && rft_publisher_is_gpu(publisher, list->device);
     *all = true;
     for (uint32_t i = 0; i < list->count; i++) {
         bool lent = false;
         if (list->weights[i].bytes == 0) continue;
         rft_gpu_store_unlend(publisher->gpu, publisher->store->originals[list->weights[i].tensor]);
-        if (lends) RFT_TRY(lend_one(publisher, list, &list->weights[i], &lent, error));
+        if (shows) RFT_TRY(lend_one(publisher, list, &list->weights[i], &lent, error));
         *all = *all && lent;
     }
     return REFIT_OK;

@@ -98,7 +98,7 @@ class HostBuffer(Closing):
         self._new: deque[list[torch.Tensor]] = deque()
         self.begun: tuple[Part, ...] | None = None
         """The parts that are stepped, or come in early; None: nothing was begun."""
-        self._may_step = False
+        self._is_stepping = False
         self.offloader = Offloader(handle, config)
         zeros, policies = [0] * len(names), [KEEP] * len(names)
         self.offloader.add_each(
@@ -215,7 +215,7 @@ class HostBuffer(Closing):
         if len(self._tensors) > _KEPT * len(parts):
             self._tensors.clear()
         self._follow()
-        self._may_step = True  # from here on, for Ctrl-C may come right after the call
+        self._is_stepping = True  # from here on, for Ctrl-C may come right after the call
         self.window.begin(parts, current_stream(self.device))
         self.begun = tuple(parts)
         self._report_copies()  # of the step before, which are over
@@ -270,10 +270,10 @@ class HostBuffer(Closing):
     def end(self) -> None:
         """No further part is stepped. The last copies out go on, but for those that ``Window.end``
         waits for. A second call does nothing."""
-        if self._may_step:
+        if self._is_stepping:
             self.begun = None
             self.window.end()
-            self._may_step = False
+            self._is_stepping = False
 
     # ---- masters that are coded -----------------------------------------------------------------
 
