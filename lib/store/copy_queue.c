@@ -8,6 +8,8 @@
  */
 #include "store/copy_queue.h"
 
+#include <string.h>
+
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/clock.h"
@@ -75,6 +77,59 @@ static void digest_batch_close(digest_batch *batch, refit_device *device)
     *batch = (digest_batch){0};
 }
 
+/* ---- Host memory that is not page-locked, on its way to the device
+ *
+ * It goes through two halves of memory that is: the CPU fills one while the device reads the other.
+ */
+
+typedef struct staging {
+    unsigned char *memory; /* two halves; NULL: not open */
+    rft_segment segment;   /* that holds them */
+    rft_pinning pinning;
+    rft_event *read[2]; /* the device has read a half, */
+    bool used[2];       /* which was given to it */
+    uint32_t next;
+} staging;
+
+static refit_status staging_pin(staging *stage, refit_device *device, refit_error *error)
+{
+    RFT_TRY(rft_segment_create_private(&stage->segment, 2 * RFT_STAGING_BYTES, error));
+    refit_status status =
+        rft_pinning_open(&stage->pinning, device, stage->segment.memory, 2 * RFT_STAGING_BYTES,
+                         2 * RFT_STAGING_BYTES, false, error);
+    if (status != REFIT_OK) rft_segment_close(&stage->segment);
+    return status;
+}
+
+/* All of it or nothing. */
+static refit_status staging_open(staging *stage, refit_device *device, refit_error *error)
+{
+    refit_status status;
+    *stage = (staging){.segment.fd = -1};
+    RFT_TRY(rft_device_event_open(device, &stage->read[0], error));
+    RFT_TRY_GOTO(rft_device_event_open(device, &stage->read[1], error), undo_first);
+    RFT_TRY_GOTO(staging_pin(stage, device, error), undo_second);
+    stage->memory = stage->segment.memory;
+    return REFIT_OK;
+
+undo_second:
+    rft_device_event_close(device, stage->read[1]);
+undo_first:
+    rft_device_event_close(device, stage->read[0]);
+    return status;
+}
+
+/* With nothing under way that uses it. */
+static void staging_close(staging *stage, refit_device *device)
+{
+    if (stage->memory == NULL) return;
+    rft_pinning_close(&stage->pinning);
+    rft_segment_close(&stage->segment);
+    rft_device_event_close(device, stage->read[0]);
+    rft_device_event_close(device, stage->read[1]);
+    *stage = (staging){0};
+}
+
 /* ---- The queue */
 
 struct rft_copy_queue {
@@ -89,8 +144,9 @@ struct rft_copy_queue {
     bool busy;
     uint64_t sum;
     unsigned char *window; /* of the host, to digest through; NULL: not needed so far */
-    uint32_t timeout_ms;   /* for a window */
+    uint32_t timeout_ms;   /* for a window, and for a half */
     digest_batch batch;
+    staging stage;
 };
 
 static refit_status parts_open(rft_copy_queue *queue, refit_error *error)
@@ -153,6 +209,7 @@ bool rft_copy_queue_close(rft_copy_queue *queue, int64_t deadline)
     rft_device_event_close(device, queue->before);
     rft_device_event_close(device, queue->latest);
     digest_batch_close(&queue->batch, device);
+    staging_close(&queue->stage, device);
     bool closed = stream_close(queue);
     rft_device_release(device);
     rft_free(queue->window);
@@ -213,6 +270,75 @@ refit_status rft_copy_queue_copy(rft_copy_queue *queue, void *to, const void *fr
     return REFIT_OK;
 }
 
+refit_status rft_copy_queue_open_staging(rft_copy_queue *queue, refit_error *error)
+{
+    return queue->stage.memory != NULL ? REFIT_OK
+                                       : staging_open(&queue->stage, queue->device, error);
+}
+
+/* A half that the device has read. */
+static refit_status take_half(rft_copy_queue *queue, unsigned char **half, refit_error *error)
+{
+    staging *stage = &queue->stage;
+    if (stage->used[stage->next])
+        RFT_TRY(rft_device_event_wait(queue->device, stage->read[stage->next], queue->timeout_ms,
+                                      error));
+    *half = stage->memory + stage->next * RFT_STAGING_BYTES;
+    return REFIT_OK;
+}
+
+/* The device reads it, in what was put on the stream last. */
+static refit_status give_half(rft_copy_queue *queue, refit_error *error)
+{
+    staging *stage = &queue->stage;
+    RFT_TRY(rft_device_event_record(queue->device, stage->read[stage->next], queue->stream, error));
+    stage->used[stage->next] = true;
+    stage->next = 1 - stage->next;
+    return REFIT_OK;
+}
+
+refit_status rft_copy_queue_copy_up(rft_copy_queue *queue, void *to, const void *from,
+                                    uint64_t bytes, const rft_pinning *pinning, refit_error *error)
+{
+    unsigned char *target = to, *half;
+    const unsigned char *source = from;
+    if (pinning != NULL || queue->stage.memory == NULL)
+        return rft_copy_queue_copy(queue, to, from, bytes, pinning, error);
+    for (uint64_t at = 0, step; at < bytes; at += step) {
+        step = rft_min_u64(bytes - at, RFT_STAGING_BYTES);
+        RFT_TRY(take_half(queue, &half, error));
+        memcpy(half, source + at, step);
+        RFT_TRY(rft_copy_queue_copy(queue, target + at, half, step, &queue->stage.pinning, error));
+        RFT_TRY(give_half(queue, error));
+    }
+    return REFIT_OK;
+}
+
+/* As many rows at once as a half holds; at least one. */
+static refit_status copy_rows_up(rft_copy_queue *queue, const rft_rows *rows, refit_error *error)
+{
+    uint64_t most = RFT_STAGING_BYTES / rows->bytes;
+    unsigned char *half;
+    for (uint64_t at = 0, some; at < rows->count; at += some) {
+        rft_rows left = *rows;
+        const unsigned char *from = (const unsigned char *)rows->from + at * rows->from_step;
+        left.to = (unsigned char *)rows->to + at * rows->to_step;
+        left.count = some = rft_min_u64(rows->count - at, most > 0 ? most : 1);
+        if (most == 0) {
+            RFT_TRY(rft_copy_queue_copy_up(queue, left.to, from, rows->bytes, NULL, error));
+            continue;
+        }
+        RFT_TRY(take_half(queue, &half, error));
+        for (uint64_t i = 0; i < some; i++)
+            memcpy(half + i * rows->bytes, from + i * rows->from_step, rows->bytes);
+        left.from = half;
+        left.from_step = rows->bytes;
+        RFT_TRY(rft_device_copy_rows(queue->device, queue->stream, &left, error));
+        RFT_TRY(give_half(queue, error));
+    }
+    return REFIT_OK;
+}
+
 refit_status rft_copy_queue_copy_within(rft_copy_queue *queue, void *to, const void *from,
                                         uint64_t bytes, refit_error *error)
 {
@@ -243,6 +369,8 @@ refit_status rft_copy_queue_copy_rows(rft_copy_queue *queue, const rft_rows *row
 {
     rft_rows left = *rows;
     queue->busy = true;
+    if (rows->from_host && pinning == NULL && queue->stage.memory != NULL)
+        return copy_rows_up(queue, rows, error);
     while (left.count > 0) {
         rft_rows some = left;
         some.count = rows_at_once(queue, &left, pinning);

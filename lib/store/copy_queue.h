@@ -14,6 +14,7 @@
 #include "store/buffer.h"
 
 #define RFT_DIGEST_BATCH_MOST 4096u /* digests at a time */
+#define RFT_STAGING_BYTES     (UINT64_C(4) << 20)
 
 typedef struct rft_copy_queue rft_copy_queue;
 
@@ -36,6 +37,13 @@ void rft_copy_queue_hold(rft_copy_queue *queue, rft_pending *pending);
  * host side, or NULL. */
 refit_status rft_copy_queue_copy(rft_copy_queue *queue, void *to, const void *from, uint64_t bytes,
                                  const rft_pinning *pinning, refit_error *error);
+/* To the device's memory. Without a pinning the bytes, and rows from the host, go through
+ * page-locked memory of the queue's own, RFT_STAGING_BYTES at a time, if it is open: the call then
+ * copies them there, and waits for the device to have read what was there before, at most
+ * broadcast.stage_timeout_ms. After a failure the queue must be waited for before the next call. */
+refit_status rft_copy_queue_open_staging(rft_copy_queue *queue, refit_error *error);
+refit_status rft_copy_queue_copy_up(rft_copy_queue *queue, void *to, const void *from,
+                                    uint64_t bytes, const rft_pinning *pinning, refit_error *error);
 /* Within the device. */
 refit_status rft_copy_queue_copy_within(rft_copy_queue *queue, void *to, const void *from,
                                         uint64_t bytes, refit_error *error);

@@ -143,7 +143,7 @@ static refit_status issue_rows(rft_copy_queue *queue, const part *it, void *to, 
     uint32_t inner = it->rank - 1;
     uint64_t bytes = it->shape[inner] * it->from_width;
     if (inner == 0 && !from_host) return rft_copy_queue_copy_within(queue, to, from, bytes, error);
-    if (inner == 0) return rft_copy_queue_copy(queue, to, from, bytes, pinning, error);
+    if (inner == 0) return rft_copy_queue_copy_up(queue, to, from, bytes, pinning, error);
     const rft_rows rows = {.to = to,
                            .from = from,
                            .from_host = from_host,
@@ -303,10 +303,13 @@ const rft_pinning *rft_gpu_copy_pin(rft_gpu_copy *copy, refit_device *device,
     bool wanted = rft_image_pinning(image, device) == NULL &&
                   rft_device_get_caps(device).needs_pinned && rft_now() >= copy->pin_at;
     if (wanted && rft_image_pin(image, device, config->offload_slab_bytes, &why) != REFIT_OK) {
+        refit_error ignored;
+        bool staged = copy->copy_queue != NULL &&
+                      rft_copy_queue_open_staging(copy->copy_queue, &ignored) == REFIT_OK;
         copy->pin_at = rft_now() + PIN_AGAIN_NS;
         rft_log(REFIT_LOG_WARNING,
-                "a version's host memory cannot be page-locked, copies to the GPU are slow: %s",
-                why.text);
+                "a version's host memory cannot be page-locked, copies to the GPU %s: %s",
+                staged ? "go through memory that is" : "are slow", why.text);
     }
     return rft_image_pinning(image, device);
 }
@@ -319,10 +322,11 @@ static refit_status copy_up(rft_gpu_copy *copy, refit_device *device, const refi
     refit_status issued = REFIT_OK;
     const rft_pinning *pinning = rft_gpu_copy_pin(copy, device, config, image);
     for (uint32_t i = 0; i < count && issued == REFIT_OK; i++)
-        issued = list[i].box != NULL ? issue_part(copy->copy_queue, image, &list[i], pinning, error)
-                                     : rft_copy_queue_copy(copy->copy_queue, list[i].memory,
-                                                           rft_image_tensor(image, list[i].tensor),
-                                                           list[i].bytes, pinning, error);
+        issued = list[i].box != NULL
+                     ? issue_part(copy->copy_queue, image, &list[i], pinning, error)
+                     : rft_copy_queue_copy_up(copy->copy_queue, list[i].memory,
+                                              rft_image_tensor(image, list[i].tensor),
+                                              list[i].bytes, pinning, error);
     refit_status status = rft_copy_queue_wait(copy->copy_queue, config->broadcast_stage_timeout_ms,
                                               issued == REFIT_OK ? error : &later);
     return rft_keep_first(issued, status);

@@ -106,6 +106,129 @@ TEST(small_pieces_to_pinned_memory_are_gathered)
     scene_close(&on);
 }
 
+/* Memory that is not page-locked, more than both halves, whole and in rows. */
+#define LARGE (3 * RFT_STAGING_BYTES + 12345)
+
+static unsigned char *numbered(uint64_t bytes)
+{
+    unsigned char *made = malloc(bytes);
+    assert_non_null(made);
+    for (uint64_t i = 0; i < bytes; i++)
+        made[i] = (unsigned char)(i * 13 + i / 4096 + i / RFT_STAGING_BYTES);
+    return made;
+}
+
+static void expect_on_device(const scene *on, const void *memory, const void *bytes, uint64_t count)
+{
+    unsigned char *back = malloc(count);
+    assert_non_null(back);
+    assert_ok(refit_stream_copy(on->device, REFIT_STREAM_NONE, back, memory, count, NULL));
+    assert_memory_equal(back, bytes, count);
+    free(back);
+}
+
+TEST(memory_that_is_not_page_locked_goes_through_memory_that_is)
+{
+    scene on;
+    void *there = NULL;
+    unsigned char *from = numbered(LARGE);
+    scene_open(&on);
+    assert_ok(refit_memory_alloc(on.device, LARGE, &there, NULL));
+    assert_ok(rft_copy_queue_open_staging(on.copy_queue, NULL));
+    assert_ok(rft_copy_queue_open_staging(on.copy_queue, NULL));
+    uint64_t pageable = fake_cuda_pageable_copies();
+    for (uint64_t bytes = 1; bytes <= LARGE; bytes = bytes * 11 + 5) {
+        assert_ok(rft_copy_queue_copy_up(on.copy_queue, there, from, bytes, NULL, NULL));
+        assert_ok(rft_copy_queue_wait(on.copy_queue, LONG_MS, NULL));
+        expect_on_device(&on, there, from, bytes);
+        pageable = fake_cuda_pageable_copies();
+    }
+    assert_ok(rft_copy_queue_copy_up(on.copy_queue, there, from, LARGE, NULL, NULL));
+    assert_ok(rft_copy_queue_wait(on.copy_queue, LONG_MS, NULL));
+    assert_int_equal(fake_cuda_pageable_copies(), pageable);
+    expect_on_device(&on, there, from, LARGE);
+    assert_ok(refit_memory_free(on.device, there, NULL));
+    free(from);
+    scene_close(&on);
+}
+
+TEST(rows_that_are_not_page_locked_go_there_packed)
+{
+    scene on;
+    void *there = NULL;
+    unsigned char *from = numbered(LARGE), *expected = calloc(1, LARGE);
+    static const uint64_t widths[] = {1, 1000, RFT_STAGING_BYTES, RFT_STAGING_BYTES + 77};
+    assert_non_null(expected);
+    scene_open(&on);
+    assert_ok(refit_memory_alloc(on.device, LARGE, &there, NULL));
+    assert_ok(rft_copy_queue_open_staging(on.copy_queue, NULL));
+    for (size_t i = 0; i < COUNT_OF(widths); i++) {
+        uint64_t bytes = widths[i], count = (LARGE - bytes) / (bytes + 9) + 1;
+        rft_rows rows = {.to = there,
+                         .from = from,
+                         .from_host = true,
+                         .bytes = bytes,
+                         .count = count,
+                         .to_step = bytes + 3,
+                         .from_step = bytes + 9};
+        memset(expected, 0, LARGE);
+        assert_ok(refit_stream_copy(on.device, REFIT_STREAM_NONE, there, expected, LARGE, NULL));
+        for (uint64_t row = 0; row < count; row++)
+            memcpy(expected + row * rows.to_step, from + row * rows.from_step, bytes);
+        uint64_t pageable = fake_cuda_pageable_copies();
+        assert_ok(rft_copy_queue_copy_rows(on.copy_queue, &rows, NULL, NULL));
+        assert_ok(rft_copy_queue_wait(on.copy_queue, LONG_MS, NULL));
+        assert_int_equal(fake_cuda_pageable_copies(), pageable);
+        expect_on_device(&on, there, expected, LARGE);
+    }
+    assert_ok(refit_memory_free(on.device, there, NULL));
+    free(from);
+    free(expected);
+    scene_close(&on);
+}
+
+/* A half is not written again before the device has read it. */
+TEST(a_half_that_is_not_read_in_time_ends_the_call)
+{
+    scene on;
+    void *there = NULL;
+    unsigned char *from = numbered(LARGE);
+    refit_config config = quick_config();
+    config.broadcast_stage_timeout_ms = 100;
+    scene_open_as(&on, &config);
+    assert_ok(refit_memory_alloc(on.device, LARGE, &there, NULL));
+    assert_ok(rft_copy_queue_open_staging(on.copy_queue, NULL));
+    fake_cuda_stop();
+    assert_int_equal(rft_copy_queue_copy_up(on.copy_queue, there, from, LARGE, NULL, NULL),
+                     REFIT_ERR_TIMEOUT);
+    fake_cuda_go();
+    assert_ok(rft_copy_queue_wait(on.copy_queue, LONG_MS, NULL));
+    assert_ok(rft_copy_queue_copy_up(on.copy_queue, there, from, LARGE, NULL, NULL));
+    assert_ok(rft_copy_queue_wait(on.copy_queue, LONG_MS, NULL));
+    expect_on_device(&on, there, from, LARGE);
+    assert_ok(refit_memory_free(on.device, there, NULL));
+    free(from);
+    scene_close(&on);
+}
+
+/* All of it or nothing: then copies go as they are. */
+TEST(without_the_halves_copies_go_as_they_are)
+{
+    scene on;
+    refit_error error;
+    static const char *const calls[] = {"cuEventCreate", "cuMemHostRegister"};
+    scene_open(&on);
+    for (size_t i = 0; i < COUNT_OF(calls); i++) {
+        fake_cuda_fail(calls[i], 1, 1, RFT_CU_OUT_OF_MEMORY);
+        assert_int_not_equal(rft_copy_queue_open_staging(on.copy_queue, &error), REFIT_OK);
+        assert_ok(
+            rft_copy_queue_copy_up(on.copy_queue, on.memory + BYTES, on.host, BYTES, NULL, NULL));
+        assert_ok(rft_copy_queue_wait(on.copy_queue, LONG_MS, NULL));
+        expect_on_device(&on, on.memory + BYTES, on.host, BYTES);
+    }
+    scene_close(&on);
+}
+
 TEST(what_is_held_is_in_use_until_the_work_is_done)
 {
     scene on;

@@ -574,6 +574,28 @@ PLAY_TEST(a_version_on_the_host_is_copied_to_the_engine)
     }
 }
 
+/* Through memory of the worker's own that is. */
+PLAY_TEST(a_version_that_cannot_be_page_locked_goes_through_memory_that_is)
+{
+    engine to;
+    refit_device *other = NULL;
+    gpu_play_open(play, NULL);
+    refit_subscriber *subscriber = subscribe_elsewhere(play, &other);
+    refit_update *update = lend_to(play, subscriber, 1);
+    engine_open_on(&to, play, other, 0);
+    fake_cuda_fail("cuMemHostRegister", 1, 1, RFT_CU_OUT_OF_MEMORY);
+    uint64_t pageable = fake_cuda_pageable_copies();
+    assert_ok(refit_update_copy(update, to.targets, to.count, REFIT_STREAM_NONE, NULL));
+    assert_int_equal(fake_cuda_pageable_copies(), pageable);
+    engine_expect(&to, play);
+    assert_ok(refit_update_accept(update, NULL));
+    refit_update_close(update);
+    assert_ok(trainer_join(&play->trainer));
+    engine_close(&to);
+    refit_subscriber_close(subscriber);
+    assert_ok(refit_device_close(other, NULL));
+}
+
 /* The copies are slow, and right. */
 PLAY_TEST(where_nothing_can_be_page_locked_the_version_is_copied_all_the_same)
 {
