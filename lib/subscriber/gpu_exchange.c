@@ -364,11 +364,16 @@ static uint64_t window_bytes(const rft_gpu_exchange *exchange)
     return exchange->windows->bytes / 2;
 }
 
-static refit_status take_windows(rft_gpu_exchange *exchange, refit_error *error)
+/* Where the host memory is not page-locked its copies are slow, or go through memory that is. */
+static refit_status take_windows(rft_gpu_exchange *exchange, const rft_pinning *pinning,
+                                 refit_error *error)
 {
+    refit_error ignored;
     uint64_t bytes = exchange->config.offload_staging_bytes;
     if (exchange->feed == NULL)
         RFT_TRY(rft_copy_queue_open(exchange->device, &exchange->config, &exchange->feed, error));
+    if (pinning == NULL && rft_device_get_caps(exchange->device).needs_pinned)
+        (void)rft_copy_queue_open_staging(exchange->feed, &ignored);
     if (exchange->windows != NULL) return REFIT_OK;
     return rft_device_memory_open(exchange->device, 2 * bytes, &exchange->windows, error);
 }
@@ -420,8 +425,8 @@ static refit_status fill_window(rft_gpu_exchange *exchange, uint32_t first, uint
             if (!follows) break;
             bytes = at + bytes_of(&jobs[next]);
         }
-        RFT_TRY(rft_copy_queue_copy(exchange->feed, (void *)(uintptr_t)jobs[i].before, run, bytes,
-                                    pinning, error));
+        RFT_TRY(rft_copy_queue_copy_up(exchange->feed, (void *)(uintptr_t)jobs[i].before, run,
+                                       bytes, pinning, error));
     }
     return REFIT_OK;
 }
@@ -531,7 +536,7 @@ refit_status rft_gpu_exchange_run(rft_gpu_exchange *exchange, const rft_exchange
 {
     if (exchange->count == 0) return REFIT_OK;
     if (way->noted) RFT_TRY(take_journal(exchange, error));
-    if (way->from_host) RFT_TRY(take_windows(exchange, error));
+    if (way->from_host) RFT_TRY(take_windows(exchange, way->pinning, error));
     for (;;) {
         bool empty = exchange->used == 0;
         RFT_TRY(run_round(exchange, way, error));

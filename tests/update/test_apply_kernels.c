@@ -449,6 +449,30 @@ TEST(waits_and_allocations_do_not_grow_with_the_tensors)
     }
 }
 
+/* The second version lies in another slot. */
+TEST(new_bytes_that_cannot_be_page_locked_go_through_memory_that_is)
+{
+    rig on;
+    begin_rig(&on, SHARED, NULL);
+    for (uint32_t i = 0; i < 20; i++)
+        add(&on, REFIT_BF16, 3001, REFIT_NO_ALIAS);
+    open_ends(&on);
+    run_first(&on);
+    change(&on, 20);
+    offer(&on);
+    fake_cuda_fail("cuMemHostRegister", 1, 1, RFT_CU_OUT_OF_MEMORY);
+    uint64_t locks = fake_cuda_calls("cuMemHostRegister");
+    costs before = costs_now();
+    apply(&on);
+    costs after = costs_now();
+    assert_true(fake_cuda_calls("cuMemHostRegister") >= locks + 2);
+    assert_int_equal(costs_between(&before, &after).pageable, 0);
+    assert_ok(refit_update_accept(on.update, NULL));
+    assert_true(is_new(&on));
+    end(&on);
+    close_rig(&on);
+}
+
 /* The tables of blocks and of digests go and come. */
 TEST(no_byte_of_the_destinations_crosses_the_link)
 {
