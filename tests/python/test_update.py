@@ -12,6 +12,7 @@ from typing import Any
 import broadcasting
 import numpy as np
 import pytest
+import refit
 import torch
 from broadcasting import TIMEOUT, Pair, Trainer, same, wait_until
 from interrupts import ctrl_c_after
@@ -25,8 +26,9 @@ from refit.errors import (
     StateError,
     UnsupportedError,
 )
-from refit.weights import load, source
+from refit.weights import load
 from refit.weights.manifest import RawTensor
+from refit.weights.parts import Parts
 from refit.weights.update import Update
 from refit.weights.view import View
 
@@ -550,7 +552,8 @@ def looks(trainer: Trainer, waited: list[int], monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(load, "check", check)
     monkeypatch.setattr(lib, "refit_update_copy", copy)
-    monkeypatch.setattr(source, "cuda_number", lambda _: 3)
+    for module in ("source", "update"):
+        monkeypatch.setattr(f"refit.weights.{module}.cuda_number", lambda _: 3)
     monkeypatch.setattr("refit.weights.update.stream_of", lambda _: 0)
     return compared
 
@@ -623,3 +626,40 @@ def test_what_was_found_out_holds_no_tensor(trainer: Trainer, looks: list[str]) 
     target.clear()
     gc.collect()
     assert gone() is None
+
+
+class Stacked(torch.nn.Module):
+    """An engine that has two weights in one, and a loader for them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = torch.nn.Parameter(torch.zeros(4, 3))
+
+    def load_weights(self, weights: Any) -> None:
+        for name, tensor in weights:
+            at = 2 * (name == "b")
+            self.both.data[at : at + 2].copy_(tensor)
+
+
+def test_parts_of_a_model_that_stays_are_packed_once(
+    trainer: Trainer, looks: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, parts, checks = Stacked(), None, []
+    whole = Parts.check
+    monkeypatch.setattr(Parts, "check", lambda it, given: checks.append(1) or whole(it, given))
+    for version, seen in enumerate([1, 1, 2, 2]):
+        if version == 2:
+            parts = None  # the model has other memory: it is recorded again
+            model.both.data = torch.zeros(4, 3)
+        a, b = MATRIX + version, MATRIX - version
+        with trainer.offer({"a": a.numpy(), "b": b.numpy()}) as update:
+            parts = parts or refit.record(model.load_weights, update, model)
+            assert update.load_into(parts) == ([], [])
+        assert torch.equal(model.both, torch.cat([a, b]))
+        assert len(checks) == seen
+    model.both.data = torch.zeros(4, 3)
+    with (
+        pytest.raises(StateError, match="both is not where it was recorded"),
+        trainer.offer({"a": a.numpy(), "b": b.numpy()}) as update,
+    ):
+        update.load_into(parts)

@@ -19,6 +19,7 @@ from refit._c.waiting import interrupts_held
 from refit.errors import InvalidError, StateError
 from refit.weights.load import Loaded, listed
 from refit.weights.source import ASLEEP, lacks_memory
+from refit.weights.target import Look, look_at
 
 _HELD = 64 << 20
 """Ctrl-C waits for the copies of so many bytes."""
@@ -135,6 +136,21 @@ def tensors_of(model: Any) -> dict[str, torch.Tensor]:
     raise InvalidError(f"a {type(model).__name__} is neither a module nor a mapping of tensors")
 
 
+class Packed(NamedTuple):
+    """Parts as the C library takes them, for versions of the same tensors and a model that stays
+    where it is."""
+
+    entries: Mapping[str, Any]
+    look: Look
+    converts: bool
+    targets: Any
+    """The array of refit_target."""
+    boxes: bytearray
+    """What it points to."""
+    left: list[tuple[Part, torch.Tensor]]
+    """Those that the C library does not copy."""
+
+
 class Parts:
     """What ``refit.record`` learned of a loader: ``update.load_into(parts)`` writes as it does.
 
@@ -162,6 +178,7 @@ class Parts:
         self.overlap = overlap
         """Whether a part is written over a piece of another, so that their order counts."""
         self._model = model
+        self.packed: Packed | None = None
         tensors = tensors_of(model)
         self._layouts = {name: Layout.of(one) for name, one in tensors.items()}
         storages = {one.untyped_storage()._cdata: one.untyped_storage() for one in tensors.values()}
@@ -174,6 +191,23 @@ class Parts:
         self.untouched = tuple(
             name for name, one in self._layouts.items() if one.storage not in written
         )
+
+    def packed_for(
+        self, entries: Mapping[str, Any], look: Look | None, converts: bool
+    ) -> Packed | None:
+        """What was packed for the version before, if that is as good for this one."""
+        found = self.packed
+        if found is None or found.entries is not entries or found.converts is not converts:
+            return None
+        return found if found.look == look else None
+
+    def pack(self, *packed: Any) -> None:
+        """Keeps it: see ``Packed``."""
+        self.packed = Packed(*packed)
+
+    def look(self) -> Look | None:
+        """Equal while the model is where it was; None: ``check`` tells."""
+        return look_at(self._model)
 
     def check(self, version: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
         """Whether a version with these types and shapes can be written now; writes nothing.

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     import torch
 
     from refit.weights.parts import Part, Parts
+    from refit.weights.target import Look
 
 
 _TARGET = struct.Struct("@IPQP")  # refit_target
@@ -252,13 +253,17 @@ class Update(Handle):
         return load.apply(plan)
 
     def _load_parts(self, parts: "Parts", write: Callable[..., None]) -> load.Loaded:
+        look, tensor_of = parts.look(), lambda name: self[name].torch()
+        known = parts.packed_for(self._entries, look, self._cuda >= 0)
+        if known is not None and not self._streamed and self._copy_to_gpu(known.targets):
+            write(known.left, tensor_of)
+            return parts.left_out
         parts.check({name: (one.dtype.name, one.shape) for name, one in self._entries.items()})
         if self._streamed:
             self._stream_parts(parts, write)
             return parts.left_out
         self._lend()  # a copy that fails leaves the model torn
-        left = parts.places() if parts.overlap else self._parts_left(parts)
-        write(left, lambda name: self[name].torch())
+        write(parts.places() if parts.overlap else self._parts_left(parts, look), tensor_of)
         return parts.left_out
 
     def _stream_parts(self, parts: "Parts", write: Callable[..., None]) -> None:
@@ -273,13 +278,12 @@ class Update(Handle):
         for name, tensor in self._pieced_together():
             write(of_source.get(name, []), {name: tensor}.__getitem__)
 
-    def _parts_left(self, parts: "Parts") -> "list[tuple[Part, torch.Tensor]]":
+    def _parts_left(self, parts: "Parts", look: "Look | None") -> "list[tuple[Part, torch.Tensor]]":
         """Copies the parts on the engine's GPU, by one call of the C library; those that are left:
         elsewhere, or more than copies of rows."""
         places = parts.places()
         if self._engine < 0:
             return places
-        index = {name: number for number, name in enumerate(self._entries)}
         boxes, targets = bytearray(), []
         left: list[tuple[Part, torch.Tensor]] = []
         for (part, place), box in zip(places, parts.rows(self._cuda >= 0), strict=True):
@@ -288,7 +292,7 @@ class Update(Handle):
                 continue
             entry = self._entries[part.source]
             whole = box.shape == (math.prod(entry.shape),) and box.dtype is entry.dtype
-            targets.append((index[part.source], place.data_ptr(), box.nbytes, whole, len(boxes)))
+            targets.append((entry.number, place.data_ptr(), box.nbytes, whole, len(boxes)))
             shape, source, target = map(_padded, (box.shape, box.source, box.target))
             rank = len(box.shape)
             boxes += _BOX.pack(box.dtype.number, rank, *shape, box.offset, *source, *target)
@@ -298,7 +302,12 @@ class Update(Handle):
         array = bytearray()
         for number, pointer, nbytes, whole, at in targets:
             array += _TARGET.pack(number, pointer, nbytes, 0 if whole else begin + at)
-        return left if self._copy_to_gpu(_as_targets(array)) else places
+        packed = _as_targets(array)
+        if not self._copy_to_gpu(packed):
+            return places
+        if look is not None:
+            parts.pack(self._entries, look, self._cuda >= 0, packed, boxes, left)
+        return left
 
     def _copy_to_gpu(self, targets: Any) -> bool:
         """Copies to the engine's GPU, by one call of the C library. False: the GPU takes no
