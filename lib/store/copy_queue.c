@@ -21,6 +21,9 @@
 #define TABLE_BYTES  (RFT_DIGEST_BATCH_MOST * sizeof(rft_digest_job))
 #define WINDOW_BYTES (UINT64_C(4) << 20) /* a whole number of words */
 
+#define STAGING_ALIGNMENT 64u
+#define STAGING_AGAIN_NS  (INT64_C(30) * 1000 * 1000 * 1000)
+
 /* ---- Many digests of a device's memory
  *
  * They are jobs in a table, in host memory, which is page-locked where the device wants that, so
@@ -35,6 +38,7 @@ typedef struct digest_batch {
     rft_pinning pinning;
     uint32_t count; /* of the jobs in it */
     bool under_way; /* no wait has seen its end: nothing is written here */
+    bool wrong;     /* one that was added cannot be taken */
 } digest_batch;
 
 static rft_digest_job *jobs_of(const digest_batch *batch)
@@ -87,8 +91,11 @@ typedef struct staging {
     rft_segment segment;   /* that holds them */
     rft_pinning pinning;
     rft_event *read[2]; /* the device has read a half, */
-    bool used[2];       /* which was given to it */
-    uint32_t next;
+    bool used[2];       /* which it was given */
+    uint32_t half;      /* that is being filled, */
+    uint64_t filled;    /* so far */
+    int64_t deadline;   /* of the work under way */
+    int64_t open_at;    /* when an open that failed is tried again */
 } staging;
 
 static refit_status staging_pin(staging *stage, refit_device *device, refit_error *error)
@@ -144,7 +151,7 @@ struct rft_copy_queue {
     bool busy;
     uint64_t sum;
     unsigned char *window; /* of the host, to digest through; NULL: not needed so far */
-    uint32_t timeout_ms;   /* for a window, and for a half */
+    uint32_t timeout_ms;   /* for a window, and for the halves */
     digest_batch batch;
     staging stage;
 };
@@ -270,71 +277,82 @@ refit_status rft_copy_queue_copy(rft_copy_queue *queue, void *to, const void *fr
     return REFIT_OK;
 }
 
-refit_status rft_copy_queue_open_staging(rft_copy_queue *queue, refit_error *error)
+void rft_copy_queue_open_staging(rft_copy_queue *queue)
 {
-    return queue->stage.memory != NULL ? REFIT_OK
-                                       : staging_open(&queue->stage, queue->device, error);
+    refit_error ignored;
+    staging *stage = &queue->stage;
+    if (stage->memory != NULL || !queue->caps.needs_pinned || rft_now() < stage->open_at) return;
+    if (staging_open(stage, queue->device, &ignored) != REFIT_OK)
+        *stage = (staging){.open_at = rft_now() + STAGING_AGAIN_NS};
 }
 
-/* A half that the device has read. */
-static refit_status take_half(rft_copy_queue *queue, unsigned char **half, refit_error *error)
+/* The other half, once the device has read it. */
+static refit_status turn(rft_copy_queue *queue, refit_error *error)
 {
     staging *stage = &queue->stage;
-    if (stage->used[stage->next])
-        RFT_TRY(rft_device_event_wait(queue->device, stage->read[stage->next], queue->timeout_ms,
+    rft_event *read = stage->read[stage->half], *other = stage->read[1 - stage->half];
+    RFT_TRY(rft_device_event_record(queue->device, read, queue->stream, error));
+    stage->used[stage->half] = true;
+    if (stage->used[1 - stage->half])
+        RFT_TRY(rft_device_event_wait(queue->device, other, (uint32_t)rft_ms_until(stage->deadline),
                                       error));
-    *half = stage->memory + stage->next * RFT_STAGING_BYTES;
+    stage->half = 1 - stage->half;
+    stage->filled = 0;
     return REFIT_OK;
 }
 
-/* The device reads it, in what was put on the stream last. */
-static refit_status give_half(rft_copy_queue *queue, refit_error *error)
+/* Room for at least `least` bytes, which a half has, and at most `most`. */
+static refit_status make_room(rft_copy_queue *queue, uint64_t least, uint64_t most,
+                              unsigned char **room, uint64_t *bytes, refit_error *error)
 {
     staging *stage = &queue->stage;
-    RFT_TRY(rft_device_event_record(queue->device, stage->read[stage->next], queue->stream, error));
-    stage->used[stage->next] = true;
-    stage->next = 1 - stage->next;
+    if (!queue->busy) stage->deadline = rft_deadline(queue->timeout_ms);
+    if (RFT_STAGING_BYTES - stage->filled < least) RFT_TRY(turn(queue, error));
+    *room = stage->memory + stage->half * RFT_STAGING_BYTES + stage->filled;
+    *bytes = rft_min_u64(most, RFT_STAGING_BYTES - stage->filled);
+    (void)rft_align_u64(stage->filled + *bytes, STAGING_ALIGNMENT, &stage->filled);
     return REFIT_OK;
 }
 
 refit_status rft_copy_queue_copy_up(rft_copy_queue *queue, void *to, const void *from,
                                     uint64_t bytes, const rft_pinning *pinning, refit_error *error)
 {
-    unsigned char *target = to, *half;
+    unsigned char *target = to, *room;
     const unsigned char *source = from;
     if (pinning != NULL || queue->stage.memory == NULL)
         return rft_copy_queue_copy(queue, to, from, bytes, pinning, error);
     for (uint64_t at = 0, step; at < bytes; at += step) {
-        step = rft_min_u64(bytes - at, RFT_STAGING_BYTES);
-        RFT_TRY(take_half(queue, &half, error));
-        memcpy(half, source + at, step);
-        RFT_TRY(rft_copy_queue_copy(queue, target + at, half, step, &queue->stage.pinning, error));
-        RFT_TRY(give_half(queue, error));
+        RFT_TRY(make_room(queue, 1, bytes - at, &room, &step, error));
+        memcpy(room, source + at, step);
+        RFT_TRY(rft_copy_queue_copy(queue, target + at, room, step, &queue->stage.pinning, error));
     }
     return REFIT_OK;
 }
 
-/* As many rows at once as a half holds; at least one. */
+/* Packed, as many at once as there is room for; one that a half has no room for by itself. */
 static refit_status copy_rows_up(rft_copy_queue *queue, const rft_rows *rows, refit_error *error)
 {
-    uint64_t most = RFT_STAGING_BYTES / rows->bytes;
-    unsigned char *half;
     for (uint64_t at = 0, some; at < rows->count; at += some) {
-        rft_rows left = *rows;
+        uint64_t bytes, left = rows->count - at, most = RFT_STAGING_BYTES / rows->bytes;
+        rft_rows packed = *rows;
+        unsigned char *room;
         const unsigned char *from = (const unsigned char *)rows->from + at * rows->from_step;
-        left.to = (unsigned char *)rows->to + at * rows->to_step;
-        left.count = some = rft_min_u64(rows->count - at, most > 0 ? most : 1);
+        packed.to = (unsigned char *)rows->to + at * rows->to_step;
+        some = 1;
         if (most == 0) {
-            RFT_TRY(rft_copy_queue_copy_up(queue, left.to, from, rows->bytes, NULL, error));
+            RFT_TRY(rft_copy_queue_copy_up(queue, packed.to, from, rows->bytes, NULL, error));
             continue;
         }
-        RFT_TRY(take_half(queue, &half, error));
+        RFT_TRY(make_room(queue, rows->bytes, rft_min_u64(left, most) * rows->bytes, &room, &bytes,
+                          error));
+        some = bytes / rows->bytes;
         for (uint64_t i = 0; i < some; i++)
-            memcpy(half + i * rows->bytes, from + i * rows->from_step, rows->bytes);
-        left.from = half;
-        left.from_step = rows->bytes;
-        RFT_TRY(rft_device_copy_rows(queue->device, queue->stream, &left, error));
-        RFT_TRY(give_half(queue, error));
+            memcpy(room + i * rows->bytes, from + i * rows->from_step, rows->bytes);
+        packed.from = room;
+        packed.from_step = rows->bytes;
+        packed.count = some;
+        queue->busy = true;
+        RFT_TRY(rft_device_copy_rows(queue->device, queue->stream, &packed, error));
     }
     return REFIT_OK;
 }
@@ -368,9 +386,9 @@ refit_status rft_copy_queue_copy_rows(rft_copy_queue *queue, const rft_rows *row
                                       const rft_pinning *pinning, refit_error *error)
 {
     rft_rows left = *rows;
-    queue->busy = true;
     if (rows->from_host && pinning == NULL && queue->stage.memory != NULL)
         return copy_rows_up(queue, rows, error);
+    queue->busy = true;
     while (left.count > 0) {
         rft_rows some = left;
         some.count = rows_at_once(queue, &left, pinning);
@@ -444,6 +462,7 @@ refit_status rft_copy_queue_batch_begin(rft_copy_queue *queue, refit_error *erro
     RFT_REFUSE_IF(queue->batch.under_way, error, REFIT_ERR_TIMEOUT,
                   "digests of an earlier call are still under way");
     queue->batch.count = 0;
+    queue->batch.wrong = false;
     return REFIT_OK;
 }
 
@@ -451,6 +470,11 @@ void rft_copy_queue_batch_add(rft_copy_queue *queue, void *to, const void *from,
                               uint64_t offset)
 {
     digest_batch *batch = &queue->batch;
+    bool fits = batch->count < RFT_DIGEST_BATCH_MOST;
+    if (!fits || (uintptr_t)to % 8 != 0 || offset % 8 != 0) {
+        batch->wrong = true; /* the kernel would lose the device's context */
+        return;
+    }
     rft_digest_job *job = &jobs_of(batch)[batch->count];
     uint64_t before = batch->count == 0 ? 0 : job[-1].end;
     *job = (rft_digest_job){.to = (uintptr_t)to,
@@ -466,6 +490,8 @@ refit_status rft_copy_queue_batch_end(rft_copy_queue *queue, refit_error *error)
     digest_batch *batch = &queue->batch;
     rft_digest_job *here = jobs_of(batch), *there = (rft_digest_job *)(void *)batch->room->memory;
     uint64_t bytes = batch->count * sizeof *here;
+    RFT_REFUSE_IF(batch->wrong, error, REFIT_ERR_INVALID,
+                  "a batch of digests has one too many, or one that is not on a boundary of 8");
     batch->under_way = batch->count > 0;
     RFT_TRY(rft_copy_queue_copy(queue, there, here, bytes, &batch->pinning, error));
     RFT_TRY(rft_device_digest_list(queue->device, queue->stream, there, batch->count, error));

@@ -303,13 +303,11 @@ const rft_pinning *rft_gpu_copy_pin(rft_gpu_copy *copy, refit_device *device,
     bool wanted = rft_image_pinning(image, device) == NULL &&
                   rft_device_get_caps(device).needs_pinned && rft_now() >= copy->pin_at;
     if (wanted && rft_image_pin(image, device, config->offload_slab_bytes, &why) != REFIT_OK) {
-        refit_error ignored;
-        bool staged = copy->copy_queue != NULL &&
-                      rft_copy_queue_open_staging(copy->copy_queue, &ignored) == REFIT_OK;
         copy->pin_at = rft_now() + PIN_AGAIN_NS;
         rft_log(REFIT_LOG_WARNING,
-                "a version's host memory cannot be page-locked, copies to the GPU %s: %s",
-                staged ? "go through memory that is" : "are slow", why.text);
+                "a version's host memory cannot be page-locked, so that it is copied to the GPU "
+                "through memory that is, or slowly: %s",
+                why.text);
     }
     return rft_image_pinning(image, device);
 }
@@ -321,6 +319,7 @@ static refit_status copy_up(rft_gpu_copy *copy, refit_device *device, const refi
     refit_error later;
     refit_status issued = REFIT_OK;
     const rft_pinning *pinning = rft_gpu_copy_pin(copy, device, config, image);
+    if (pinning == NULL) rft_copy_queue_open_staging(copy->copy_queue);
     for (uint32_t i = 0; i < count && issued == REFIT_OK; i++)
         issued = list[i].box != NULL
                      ? issue_part(copy->copy_queue, image, &list[i], pinning, error)

@@ -368,12 +368,10 @@ static uint64_t window_bytes(const rft_gpu_exchange *exchange)
 static refit_status take_windows(rft_gpu_exchange *exchange, const rft_pinning *pinning,
                                  refit_error *error)
 {
-    refit_error ignored;
     uint64_t bytes = exchange->config.offload_staging_bytes;
     if (exchange->feed == NULL)
         RFT_TRY(rft_copy_queue_open(exchange->device, &exchange->config, &exchange->feed, error));
-    if (pinning == NULL && rft_device_get_caps(exchange->device).needs_pinned)
-        (void)rft_copy_queue_open_staging(exchange->feed, &ignored);
+    if (pinning == NULL) rft_copy_queue_open_staging(exchange->feed);
     if (exchange->windows != NULL) return REFIT_OK;
     return rft_device_memory_open(exchange->device, 2 * bytes, &exchange->windows, error);
 }

@@ -11,6 +11,7 @@ import torch
 from broadcasting import Trainer, same
 from interrupts import ctrl_c_after
 from refit.errors import InvalidError, StateError
+from refit.weights import load
 from refit.weights.update import Update
 
 
@@ -324,3 +325,133 @@ def test_renamed_and_fused_weights_bind_as_mapping_of_slices(trainer: Trainer) -
     with pytest.raises(KeyError):
         apply_and_fail(trainer.offer({name: one + 1 for name, one in weights.items()}))
     assert torch.equal(qkv, whole)
+
+
+# ---- What is found out of one version holds for the next, while nothing has changed.
+
+
+@pytest.fixture
+def checks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many names were compared, each time."""
+    compared: list[int] = []
+    whole = load.check
+
+    def check(views: Any, target: Any, **options: Any) -> Any:
+        compared.append(len(views))
+        return whole(views, target, **options)
+
+    monkeypatch.setattr(load, "check", check)
+    return compared
+
+
+def test_a_bound_model_with_ties_is_compared_once(trainer: Trainer, checks: list[int]) -> None:
+    engine = model(0)
+    trainer.subscriber.bind(engine)
+    for seed in range(1, 5):
+        with trainer.offer(model(seed).state_dict()) as update:
+            update.apply()
+        assert same(snapshot(engine), snapshot(model(seed)))
+    assert len(checks) == 1
+
+
+def test_what_was_left_out_is_the_callers(trainer: Trainer, checks: list[int]) -> None:
+    engine = model(0)
+    trainer.subscriber.bind(engine)
+    weights = model(1).state_dict()
+    del weights["head.bias"]
+    for _ in range(3):
+        with trainer.offer(weights) as update:
+            left_out = update.apply(strict=False)
+            assert left_out == (["head.bias"], [])
+            left_out.missing.clear()
+            left_out.unexpected.append("mine")
+    assert len(checks) == 1
+
+
+class Divided(torch.nn.Module):
+    """Shows its one weight in two parts, cut anew each time that it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both, self.cut = torch.nn.Parameter(torch.zeros(6)), 2
+
+    def state_dict(self, *_: Any, **__: Any) -> Any:
+        return {"a": self.both.data[: self.cut], "b": self.both.data[self.cut :]}
+
+
+def test_a_model_that_shows_itself_otherwise_is_compared_again(trainer: Trainer) -> None:
+    engine = Divided()
+    trainer.subscriber.bind(engine)
+    weights = {"a": torch.ones(2), "b": torch.full((4,), 2.0)}
+    for _ in range(2):
+        with trainer.offer(weights) as update:
+            update.apply(strict=False)
+    engine.cut = 3
+    with (
+        pytest.raises(StateError, match="is not where it was bound"),
+        trainer.offer(weights) as update,
+    ):
+        update.apply(strict=False)
+
+
+ARRAY = np.zeros(3, np.float32)
+
+
+class WithArray(torch.nn.Linear):
+    def get_extra_state(self) -> Any:
+        return ARRAY
+
+    def set_extra_state(self, state: Any) -> None:
+        raise AssertionError("it is written where it is")
+
+
+def test_a_state_that_is_an_array_is_not_in_the_way(trainer: Trainer) -> None:
+    engine = WithArray(3, 2)
+    trainer.subscriber.bind(engine)
+    weights = {**torch.nn.Linear(3, 2).state_dict(), "_extra_state": np.ones(3, np.float32)}
+    for _ in range(2):
+        with trainer.offer(weights) as update:
+            update.apply(strict=False)
+        assert torch.equal(engine.weight, weights["weight"])
+    assert ARRAY.tolist() == [1, 1, 1]
+
+
+class Buffered(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.zeros(2))
+        self.register_buffer("b", torch.zeros(2), persistent=False)
+
+
+def test_a_buffer_that_a_version_must_bring_now_is_missed(trainer: Trainer) -> None:
+    engine = Buffered()
+    trainer.subscriber.bind(engine)
+    for _ in range(2):
+        with trainer.offer({"w": torch.ones(2)}) as update:
+            update.apply()
+    engine.register_buffer("b", engine.b, persistent=True)
+    with (
+        pytest.raises(InvalidError, match="it lacks b"),
+        trainer.offer({"w": torch.ones(2)}) as update,
+    ):
+        update.apply()
+
+
+class OwnParameter(torch.nn.Parameter):
+    """As engines have them, with loaders of their own."""
+
+    def load(self) -> None: ...
+
+
+def test_an_engines_own_class_of_parameter_is_compared_once(
+    trainer: Trainer, checks: list[int]
+) -> None:
+    engine = torch.nn.Linear(3, 2)
+    engine.weight = OwnParameter(engine.weight.detach())
+    trainer.subscriber.bind(engine)
+    for value in range(3):
+        weights = {"weight": torch.full((2, 3), float(value)), "bias": torch.ones(2)}
+        with trainer.offer(weights) as update:
+            update.apply()
+        assert torch.equal(engine.weight.data, weights["weight"])
+    assert len(checks) == 1

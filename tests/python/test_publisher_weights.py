@@ -345,3 +345,63 @@ def test_a_model_that_stays_is_walked_through_once(
     assert len(walks) == 1
     pair.publisher.publish(named_weights(torch.nn.Sequential(model)))
     assert len(walks) == 2
+
+
+def test_memory_that_is_published_stays_until_the_end(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A parameter gets other memory in the middle, as by a signal handler."""
+    model = TwoLayers()
+    for _ in range(2):
+        pair.publisher.publish(named_weights(model))
+    before = model.b.weight.detach().clone()
+    real = lib.refit_publisher_write_all
+    gone: list[bool] = []
+
+    def write_all(*arguments: Any) -> int:
+        address = model.b.weight.data_ptr()
+        model.b.weight.data = torch.zeros(3, 3)
+        taken = [torch.full((3, 3), 7.0) for _ in range(50)]  # what was freed is taken again
+        gone.append(any(one.data_ptr() == address for one in taken))
+        return int(real(*arguments))
+
+    monkeypatch.setattr(lib, "refit_publisher_write_all", write_all)
+    pair.publisher.publish(named_weights(model))
+    assert gone == [False]
+    assert pair.worker.seen[-1]["b.weight"] == before.numpy().tobytes()
+
+
+def test_a_buffer_that_is_not_saved_any_more_is_noticed(pair: Pair) -> None:
+    model = TwoLayers()
+    for persistent in (True, False, True):
+        model.register_buffer("scale", model.scale, persistent=persistent)
+        pair.publisher.publish(named_weights(model))
+        assert ("scale" in pair.worker.seen[-1]) is persistent
+    bias = model.a.bias.detach()
+    pair.publisher.publish(named_weights(model, buffers="none"))
+    del model.a._parameters["bias"]
+    model.a.register_buffer("bias", bias)
+    pair.publisher.publish(named_weights(model, buffers="none"))
+    assert "a.bias" not in pair.worker.seen[-1]
+
+
+class Inspectable(torch.nn.Module):
+    """Has methods of names that weights may have, and its own way to name parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fingerprint = torch.nn.Linear(2, 2)
+
+    def named_parameters(self, prefix: str = "", recurse: bool = True) -> Any:
+        return super().named_parameters(prefix, recurse)
+
+
+def test_names_of_a_model_do_not_matter(pair: Pair) -> None:
+    model = Inspectable()
+    with pytest.raises(InvalidError, match=r"give refit\.named_weights"):
+        pair.publisher.publish(model)  # type: ignore[arg-type]
+    names = np.array(["fingerprint.bias"])
+    for _ in range(2):
+        pair.publisher.publish(named_weights(model))
+        pair.publisher.publish(named_weights(model, names=names))  # type: ignore[arg-type]
+        assert list(pair.worker.seen[-1]) == ["fingerprint.bias"]

@@ -320,8 +320,10 @@ def test_an_optimizer_without_states_makes_none(schedule: Schedule) -> None:
 def deterministic() -> Iterator[None]:
     """A GPU adds rows that come twice in any order otherwise."""
     torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.9])

@@ -20,7 +20,7 @@ from refit.activations import groups, offload
 from refit.activations.arena import Arena
 from refit.weights.manifest import Declared, TensorSpec
 from refit.weights.source import Weight, weight_of
-from refit.weights.writer import Writer
+from refit.weights.writer import PublisherCalls, Writer
 from torch import nn
 from training import Run
 
@@ -322,10 +322,11 @@ def test_weights_made_on_side_stream_are_read_after_it(
     for together in (False, True):
         writer = Writer()
         monkeypatch.setattr(writer, "_device", lambda _: SimpleNamespace(pointer=0))
-        if together:
-            writer.write_together(0, Declared(specs), weights(), lend=False)
-        else:
-            writer.write_each(0, Declared(specs), weights())
+        with PublisherCalls(0) as calls:
+            if together:
+                writer.write_together(calls, Declared(specs), weights(), lend=False)
+            else:
+                writer.write_each(calls, Declared(specs), weights())
         assert [(one.native, which) for one, which in read] == [(MAIN, [0]), (SIDE, [1, 2])]
         read.clear()
 

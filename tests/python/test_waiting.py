@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import refit._c.waiting
+from forks import said_in_a_fork
 from interrupts import AtLine, lines
 from refit._c.waiting import (
     SLICE_MS,
@@ -198,18 +199,10 @@ def test_calls_of_one_block_share_a_thread_that_ends_with_it() -> None:
     assert threads_of_calls() == []
 
 
-def test_a_handler_that_runs_during_a_call_may_make_one(bell: Bell) -> None:
-    inner: list[int] = []
-
-    def handler(*_: Any) -> None:
-        inner.append(calls.run(lambda: 42))
-        bell.ring()
-
-    with handled(signal.SIGUSR1, handler), Calls() as calls:
-        sender = signal_when(bell.waiting, signal.SIGUSR1)
-        assert calls.run(bell.wait)
-        sender.join()
-    assert inner == [42]
+def test_a_process_that_was_forked_in_a_block_makes_no_call() -> None:
+    with Calls() as calls:
+        calls.run(lambda: None)
+        assert "forked" in said_in_a_fork(lambda: calls.run(lambda: None))
 
 
 def test_the_thread_of_a_block_that_was_left_without_its_end_ends() -> None:
@@ -397,7 +390,7 @@ def held() -> None:
 
 def two_calls() -> None:
     with Calls() as calls:
-        calls.run(lambda: calls.run(lambda: 1))
+        calls.run(lambda: 1)
         calls.run(lambda: 2)
 
 

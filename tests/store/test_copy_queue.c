@@ -134,8 +134,8 @@ TEST(memory_that_is_not_page_locked_goes_through_memory_that_is)
     unsigned char *from = numbered(LARGE);
     scene_open(&on);
     assert_ok(refit_memory_alloc(on.device, LARGE, &there, NULL));
-    assert_ok(rft_copy_queue_open_staging(on.copy_queue, NULL));
-    assert_ok(rft_copy_queue_open_staging(on.copy_queue, NULL));
+    rft_copy_queue_open_staging(on.copy_queue);
+    rft_copy_queue_open_staging(on.copy_queue);
     uint64_t pageable = fake_cuda_pageable_copies();
     for (uint64_t bytes = 1; bytes <= LARGE; bytes = bytes * 11 + 5) {
         assert_ok(rft_copy_queue_copy_up(on.copy_queue, there, from, bytes, NULL, NULL));
@@ -161,7 +161,7 @@ TEST(rows_that_are_not_page_locked_go_there_packed)
     assert_non_null(expected);
     scene_open(&on);
     assert_ok(refit_memory_alloc(on.device, LARGE, &there, NULL));
-    assert_ok(rft_copy_queue_open_staging(on.copy_queue, NULL));
+    rft_copy_queue_open_staging(on.copy_queue);
     for (size_t i = 0; i < COUNT_OF(widths); i++) {
         uint64_t bytes = widths[i], count = (LARGE - bytes) / (bytes + 9) + 1;
         rft_rows rows = {.to = there,
@@ -197,7 +197,7 @@ TEST(a_half_that_is_not_read_in_time_ends_the_call)
     config.broadcast_stage_timeout_ms = 100;
     scene_open_as(&on, &config);
     assert_ok(refit_memory_alloc(on.device, LARGE, &there, NULL));
-    assert_ok(rft_copy_queue_open_staging(on.copy_queue, NULL));
+    rft_copy_queue_open_staging(on.copy_queue);
     fake_cuda_stop();
     assert_int_equal(rft_copy_queue_copy_up(on.copy_queue, there, from, LARGE, NULL, NULL),
                      REFIT_ERR_TIMEOUT);
@@ -211,21 +211,64 @@ TEST(a_half_that_is_not_read_in_time_ends_the_call)
     scene_close(&on);
 }
 
-/* All of it or nothing: then copies go as they are. */
+/* All of it or nothing; it is not tried again at once. */
 TEST(without_the_halves_copies_go_as_they_are)
 {
-    scene on;
-    refit_error error;
     static const char *const calls[] = {"cuEventCreate", "cuMemHostRegister"};
-    scene_open(&on);
     for (size_t i = 0; i < COUNT_OF(calls); i++) {
+        scene on;
+        scene_open(&on);
         fake_cuda_fail(calls[i], 1, 1, RFT_CU_OUT_OF_MEMORY);
-        assert_int_not_equal(rft_copy_queue_open_staging(on.copy_queue, &error), REFIT_OK);
+        rft_copy_queue_open_staging(on.copy_queue);
+        rft_copy_queue_open_staging(on.copy_queue);
+        uint64_t pageable = fake_cuda_pageable_copies();
         assert_ok(
             rft_copy_queue_copy_up(on.copy_queue, on.memory + BYTES, on.host, BYTES, NULL, NULL));
         assert_ok(rft_copy_queue_wait(on.copy_queue, LONG_MS, NULL));
+        assert_true(fake_cuda_pageable_copies() > pageable);
         expect_on_device(&on, on.memory + BYTES, on.host, BYTES);
+        scene_close(&on);
     }
+}
+
+/* They share a half, and the device is not waited for. */
+TEST(small_copies_share_a_half)
+{
+    scene on;
+    scene_open(&on);
+    rft_copy_queue_open_staging(on.copy_queue);
+    fake_cuda_stop();
+    for (uint64_t at = 0; at < BYTES; at += 64)
+        assert_ok(rft_copy_queue_copy_up(on.copy_queue, on.memory + BYTES + at, on.host + at, 64,
+                                         NULL, NULL));
+    fake_cuda_go();
+    assert_ok(rft_copy_queue_wait(on.copy_queue, LONG_MS, NULL));
+    expect_on_device(&on, on.memory + BYTES, on.host, BYTES);
+    scene_close(&on);
+}
+
+/* The kernel is not given what would lose the context. */
+TEST(a_batch_with_a_wrong_digest_is_refused)
+{
+    scene on;
+    refit_error error;
+    scene_open(&on);
+    assert_ok(rft_copy_queue_batch_open(on.copy_queue, NULL));
+    for (int wrong = 0; wrong < 3; wrong++) {
+        uint64_t launches = fake_cuda_calls("cuLaunchKernel");
+        assert_ok(rft_copy_queue_batch_begin(on.copy_queue, NULL));
+        uint32_t count = wrong == 0 ? RFT_DIGEST_BATCH_MOST + 1 : 1;
+        for (uint32_t i = 0; i < count; i++)
+            rft_copy_queue_batch_add(on.copy_queue, wrong == 1 ? on.memory + BYTES + 4 : NULL,
+                                     on.memory, 64, wrong == 2 ? 4 : 0);
+        assert_invalid(rft_copy_queue_batch_end(on.copy_queue, &error));
+        assert_int_equal(fake_cuda_calls("cuLaunchKernel"), launches);
+    }
+    assert_ok(rft_copy_queue_batch_begin(on.copy_queue, NULL));
+    rft_copy_queue_batch_add(on.copy_queue, NULL, on.memory, BYTES, 0);
+    assert_ok(rft_copy_queue_batch_end(on.copy_queue, NULL));
+    assert_ok(rft_copy_queue_wait(on.copy_queue, LONG_MS, NULL));
+    assert_true(rft_copy_queue_batch_sum(on.copy_queue, 0) == rft_digest_part(on.host, BYTES, 0));
     scene_close(&on);
 }
 

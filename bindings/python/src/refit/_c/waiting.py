@@ -3,7 +3,8 @@
 Python runs signal handlers between bytecodes of the main thread, and a call into C is one of them:
 for as long as it blocks, Ctrl-C does nothing. So C calls that take a timeout are made in slices,
 and those that take none run on a helper thread while the main thread waits where signals reach it.
-That thread has ended when the wait returns: nothing goes on behind the caller's back.
+That thread has ended when the wait returns, or the block of ``Calls``: nothing goes on behind the
+caller's back.
 
 An exception that a signal handler raises comes after the C call under way has returned. Code
 that waits for an object of the C library keeps the pointer where it is found then, to close it.
@@ -14,6 +15,7 @@ SIGALRM's raise in many programs, too.
 import _signal  # type: ignore[import-not-found]
 import ctypes
 import math
+import os
 import signal
 import threading
 import time
@@ -26,7 +28,7 @@ from queue import SimpleQueue
 from types import FrameType
 from typing import Any, Generic, Self, TypeVar
 
-from refit.errors import DeadlineError, InvalidError
+from refit.errors import DeadlineError, InvalidError, StateError
 
 T = TypeVar("T")
 
@@ -83,29 +85,26 @@ def run_interruptibly(function: Callable[[], T], cancel: Callable[[], object] | 
 
 class Calls:
     """``run_interruptibly`` many times in one block, with one helper thread, which ends with the
-    block. Belongs to the thread that made it."""
+    block. Belongs to the thread and the process that made it."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[_Call[Any] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._busy = False
+        self._process = os.getpid()
 
     def __enter__(self) -> Self:
         return self
 
     def run(self, function: Callable[[], T], cancel: Callable[[], object] | None = None) -> T:
-        """One call. In a signal handler that runs during another one it has a thread of its own."""
+        """One call, and not during another one. StateError in a process that was forked in the
+        block: the thread is its parent's."""
+        if self._process != os.getpid():
+            raise StateError(
+                "this process was forked in the middle of the call: it is its parent's"
+            )
         if threading.current_thread() is not threading.main_thread():
             return function()
-        if self._busy:
-            return run_interruptibly(function, cancel)
-        self._busy = True
-        try:
-            return self._run(_Call(function), cancel)
-        finally:
-            self._busy = False
-
-    def _run(self, call: "_Call[T]", cancel: Callable[[], object] | None) -> T:
+        call = _Call(function)
         with _Held(cancel) as held:
             try:
                 self._start(call)

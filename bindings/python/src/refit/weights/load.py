@@ -1,7 +1,7 @@
 """Copying a version into tensors that exist: checked whole first, then written.
 
-A check names everything that does not fit at once. Nothing is known here of updates: it is views
-on one side, and a module or a mapping of tensors on the other.
+A check names everything that does not fit at once. It is views on one side, and a module or a
+mapping of tensors on the other; a ``Fit`` is kept by whoever has the next version.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from refit._c import dtypes
 from refit._c.waiting import interrupts_held
 from refit.errors import InvalidError, RefitError, UnsupportedError
-from refit.weights.source import Weight, storage_of, weight_of
-from refit.weights.target import Look, NoPlace, target_of
+from refit.weights.source import Weight, weight_of
+from refit.weights.target import Fingerprint, NoPlace, target_of, tensors_of
 from refit.weights.view import Entry, View, same_bytes
 
 _NAMED = 8
@@ -32,14 +32,15 @@ class Plan(NamedTuple):
     copies: list[tuple[View, Weight]]
     left_out: Loaded
     lasts: bool
-    """Whether it fits every version of the same tensors: nothing of this one's bytes was read, and
+    """Whether it fits every version of the same tensors: none of this one's bytes was read, and
     all that was found in the target is a tensor."""
 
-    def is_of(self, look: Look) -> bool:
-        """Whether another look that is equal would give the same: it is of the tensors in which
-        all places lie."""
-        storages = set(look.marks.storages)
-        return self.lasts and all(storage_of(place.tensor) in storages for _, place in self.copies)
+    def is_into(self, target: Any) -> bool:
+        """Whether what is written are the target's own tensors, and not pieces that were made of
+        them for this time."""
+        own = target.values() if isinstance(target, Mapping) else tensors_of(target).values()
+        known = set(map(id, own))
+        return self.lasts and all(id(place.tensor) in known for _, place in self.copies)
 
 
 class Fit(NamedTuple):
@@ -47,24 +48,25 @@ class Fit(NamedTuple):
     they may go."""
 
     entries: Mapping[str, Entry]
-    look: Look
+    target: Fingerprint
     strict: bool
     cast: bool
-    loaded: Loaded
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
     targets: Any
     """The array of refit_target."""
 
     def is_for(
-        self, entries: Mapping[str, Entry], look: Look | None, strict: bool, cast: bool
+        self, entries: Mapping[str, Entry], target: Fingerprint | None, strict: bool, cast: bool
     ) -> bool:
         """Whether nothing that it depends on has changed."""
         asked = self.strict is strict and self.cast is cast
-        return self.entries is entries and asked and self.look == look
+        return self.entries is entries and asked and self.target == target
 
     @property
     def left_out(self) -> Loaded:
         """For the caller to keep."""
-        return Loaded(*map(list, self.loaded))
+        return Loaded(list(self.missing), list(self.unexpected))
 
 
 def check(views: Mapping[str, View], target: Any, *, strict: bool, cast: bool) -> Plan:
@@ -103,7 +105,13 @@ def check(views: Mapping[str, View], target: Any, *, strict: bool, cast: bool) -
         raise InvalidError(
             f"the version does not fit, and nothing was changed: {listed(wrong, '; ')}"
         )
-    return Plan(copies, left_out, lasts=not pairs and not other)
+    tied = all(_head(one.view) == _head(later.view) for one, later in pairs)
+    return Plan(copies, left_out, lasts=tied and not other)
+
+
+def _head(view: View) -> str:
+    """The name under which its bytes travel."""
+    return view.alias_of or view.name
 
 
 def apply(plan: Plan) -> Loaded:

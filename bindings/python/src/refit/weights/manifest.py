@@ -181,16 +181,17 @@ class Collector:
 
     def known(self, tensors: Tensors) -> Collected | None:
         """What is known of them without asking for each; None: that takes ``collect``."""
-        look = look_of(tensors)
-        return None if look is None else self._same(look, [tensors])
+        return self._same(*fingerprint_of(tensors))
 
     def collect(self, tensors: Tensors) -> Collected:
         """Raises what ``collect`` raises."""
         pairs = list(pairs_of(tensors))
-        names, held = [name for name, _ in pairs], [tensor for _, tensor in pairs]
-        marks = marks_of(held)
-        key = None if marks is None else look_of(tensors) or (names, marks)
-        same = None if key is None else self._same(key, held)
+        names = [name for name, _ in pairs]
+        marks, storages = marks_of([tensor for _, tensor in pairs])
+        key, _ = fingerprint_of(tensors)
+        if key is None and marks is not None:
+            key = names, marks
+        same = self._same(key, storages)
         if same is not None:
             return same
         found = collect(pairs)
@@ -199,7 +200,7 @@ class Collector:
         return found
 
     def _same(self, key: Any, held: list[Any]) -> Collected | None:
-        if self._known is None or self._known[0] != key:
+        if key is None or self._known is None or self._known[0] != key:
             return None
         return self._known[1]._replace(held=held)
 
@@ -242,11 +243,14 @@ class Declared:
         return self.specs[index].alias_of is not None
 
 
-def look_of(tensors: Tensors) -> Any:
-    """Equal for weights that would give the same tensors under the same names; None: only the
-    tensors tell. ``NamedWeights`` has it of its model."""
-    method = getattr(tensors, "look", None)
-    return method() if callable(method) else None
+def fingerprint_of(tensors: Tensors) -> tuple[Any, list[Any]]:
+    """Equal for weights that would give the same tensors under the same names; and what holds their
+    memory. None: only the tensors tell. ``NamedWeights`` has it of its model."""
+    if isinstance(tensors, Mapping) or not is_settled(tensors):
+        return None, []
+    method = getattr(tensors, "fingerprint", None)
+    found: tuple[Any, list[Any]] = method() if callable(method) else (None, [])
+    return found
 
 
 def planned(tensors: Tensors) -> Tensors:

@@ -38,7 +38,7 @@ from refit.weights.layers import Found, walk_weights
 from refit.weights.manifest import TensorSpec
 from refit.weights.merged import MergedLayer
 from refit.weights.source import lacks_memory, layout_of
-from refit.weights.target import look_at, tensors_of
+from refit.weights.target import fingerprint_of, tensors_of
 from refit.weights.ties import Ties
 from refit.weights.zero import AT_ONCE, gathered, is_divided, nbytes_of, shape_of
 
@@ -308,20 +308,19 @@ class NamedWeights:
         """The same, looked at once: for a caller that takes the manifest and iterates at once."""
         if self.collective:
             return self
-        plan, look = _ordered(self._plan()), self.look()
-        own = {} if look is None else tensors_of(self._model)
+        plan, found = _ordered(self._plan()), self.fingerprint()
+        own = {} if found[0] is None else tensors_of(self._model)
         is_own = all(own.get(one.name) is one.tensor and one.is_as_it_is for one in plan)
-        return PlannedWeights(plan, look if is_own else None)
+        return PlannedWeights(plan, found if is_own else (None, []))
 
-    def look(self) -> Any:
+    def fingerprint(self) -> tuple[Any, list[Any]]:
         """Equal for two whose models have the same tensors where they were, if all that comes is
-        these, under their own names. None: it takes a longer look."""
-        names, keep = self._names or (), self._keep or ()
-        if callable(names) or callable(keep) or self._lora is not None or self.collective:
-            return None
-        look = look_at(self._model)
-        chosen = self._names is None, tuple(names), tuple(keep)
-        return None if look is None else (look, self._dtype, self._buffers, chosen)
+        these, under their own names; and what holds their memory. None: only the plan tells."""
+        if callable(self._names) or callable(self._keep) or self._lora is not None:
+            return None, []
+        found, held = (None, []) if self.collective else fingerprint_of(self._model)
+        chosen = [None if one is None else tuple(one) for one in (self._names, self._keep)]
+        return None if found is None else (found, self._dtype, self._buffers, chosen), held
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         if self.collective:
@@ -415,14 +414,16 @@ class PlannedWeights:
 
     settled = True
 
-    def __init__(self, plan: list[PlannedWeight], look: Any = None) -> None:
+    def __init__(
+        self, plan: list[PlannedWeight], fingerprint: tuple[Any, list[Any]] = (None, [])
+    ) -> None:
         self._plan = plan
-        self._look = look
+        self._fingerprint = fingerprint
         self._lasting: set[str] | None = None
 
-    def look(self) -> Any:
-        """See ``NamedWeights.look``; None unless all are the model's own tensors."""
-        return self._look
+    def fingerprint(self) -> tuple[Any, list[Any]]:
+        """See ``NamedWeights.fingerprint``; None unless all are the model's own tensors."""
+        return self._fingerprint
 
     def manifest(self) -> list[TensorSpec]:
         """All names, tied ones included, with dtype and shape."""

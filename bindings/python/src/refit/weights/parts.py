@@ -17,9 +17,11 @@ import torch
 from refit._c import dtypes
 from refit._c.waiting import interrupts_held
 from refit.errors import InvalidError, StateError
+from refit.weights import target
 from refit.weights.load import Loaded, listed
 from refit.weights.source import ASLEEP, lacks_memory
-from refit.weights.target import Look, look_at
+from refit.weights.target import Fingerprint
+from refit.weights.view import Entry
 
 _HELD = 64 << 20
 """Ctrl-C waits for the copies of so many bytes."""
@@ -128,9 +130,7 @@ class Layout(NamedTuple):
 def tensors_of(model: Any) -> dict[str, torch.Tensor]:
     """A module's parameters and buffers, by all of their names, or a mapping's tensors."""
     if isinstance(model, torch.nn.Module):
-        found: dict[str, torch.Tensor] = dict(model.named_buffers(remove_duplicate=False))
-        found.update(model.named_parameters(remove_duplicate=False))
-        return found
+        return target.tensors_of(model)
     if isinstance(model, Mapping):
         return {name: one for name, one in model.items() if isinstance(one, torch.Tensor)}
     raise InvalidError(f"a {type(model).__name__} is neither a module nor a mapping of tensors")
@@ -140,8 +140,8 @@ class Packed(NamedTuple):
     """Parts as the C library takes them, for versions of the same tensors and a model that stays
     where it is."""
 
-    entries: Mapping[str, Any]
-    look: Look
+    entries: Mapping[str, Entry]
+    model: Fingerprint
     converts: bool
     targets: Any
     """The array of refit_target."""
@@ -177,7 +177,7 @@ class Parts:
         self.parts = tuple(parts)
         self.overlap = overlap
         """Whether a part is written over a piece of another, so that their order counts."""
-        self._model = model
+        self.model = model
         self.packed: Packed | None = None
         tensors = tensors_of(model)
         self._layouts = {name: Layout.of(one) for name, one in tensors.items()}
@@ -193,21 +193,25 @@ class Parts:
         )
 
     def packed_for(
-        self, entries: Mapping[str, Any], look: Look | None, converts: bool
+        self, entries: Mapping[str, Entry], model: Fingerprint | None, converts: bool
     ) -> Packed | None:
         """What was packed for the version before, if that is as good for this one."""
         found = self.packed
         if found is None or found.entries is not entries or found.converts is not converts:
             return None
-        return found if found.look == look else None
+        return found if found.model == model else None
 
-    def pack(self, *packed: Any) -> None:
-        """Keeps it: see ``Packed``."""
-        self.packed = Packed(*packed)
-
-    def look(self) -> Look | None:
-        """Equal while the model is where it was; None: ``check`` tells."""
-        return look_at(self._model)
+    def pack(
+        self,
+        entries: Mapping[str, Entry],
+        model: Fingerprint,
+        converts: bool,
+        targets: Any,
+        boxes: bytearray,
+        left: list[tuple[Part, torch.Tensor]],
+    ) -> None:
+        """Keeps it for the next version: see ``Packed``."""
+        self.packed = Packed(entries, model, converts, targets, boxes, left)
 
     def check(self, version: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
         """Whether a version with these types and shapes can be written now; writes nothing.
@@ -224,7 +228,7 @@ class Parts:
                 f"the version is not like the recorded one, and nothing was changed: "
                 f"{listed(wrong, '; ')}. Record the loader again"
             )
-        now = tensors_of(self._model)
+        now = tensors_of(self.model)
         for name in self._written:
             layout = self._layouts[name]
             if name not in now or Layout.of(now[name]) != layout:

@@ -351,7 +351,7 @@ class Publisher(Handle):
         self._find_device(current_cuda())
         pointer, number = self._live, _number(version)
         try:
-            calls.cancellable(lambda: call(lib.refit_publisher_begin, pointer, number))
+            calls.run_cancellably(lambda: call(lib.refit_publisher_begin, pointer, number))
             self._writer.forget()
         except RefitError:
             raise
@@ -366,7 +366,7 @@ class Publisher(Handle):
             given, together = manifest.planned(weights), is_settled(weights)
             has_manifest = callable(getattr(given, "manifest", None))
             as_they_come = has_manifest or (self._declared is not None and not together)
-            if as_they_come and manifest.look_of(given) is None:
+            if as_they_come and manifest.fingerprint_of(given)[0] is None:
                 if has_manifest:
                     self._declare(manifest.specs_of(given))
                 return lambda calls: self._write_by(calls, given, together=together, lend=True)
@@ -413,7 +413,7 @@ def _commit(calls: PublisherCalls) -> None:
     """Ends it; whose fault a failure is, is in the exception's ``workers``."""
     publisher = calls.publisher
     try:
-        calls.cancellable(lambda: call(lib.refit_publisher_commit, publisher))
+        calls.run_cancellably(lambda: call(lib.refit_publisher_commit, publisher))
     except RefitError as why:
         why.workers = tuple(worker for worker in _workers(publisher) if worker.status)
         raise

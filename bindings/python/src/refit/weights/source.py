@@ -2,14 +2,15 @@
 
 A tensor may be a ``torch.Tensor`` (host or CUDA), a NumPy array, anything with ``__dlpack__``, any
 buffer, or ``RawTensor`` bytes. Neither PyTorch nor NumPy is imported here: an object of theirs
-shows that they are. ``weight_of`` is called for every tensor of every version, so it looks at as
-little as tells. Independent of names, ties and versions.
+shows that they are. ``weight_of`` is called for every tensor that may have changed since the
+version before, so it looks at as little as tells; ``marks_of`` tells of all at once that none has.
+Independent of names, ties and versions.
 """
 
 import sys
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from refit._c import dtypes
 from refit.errors import InvalidError, StateError, UnsupportedError
@@ -137,7 +138,7 @@ def _of_torch(tensor: Any, torch: Any) -> Weight:
 
 class Marks(NamedTuple):
     """By what tensors of PyTorch are told from others, or from themselves in other memory: lists of
-    equal length. Holds no tensor."""
+    equal length. Holds no memory."""
 
     pointers: list[int]
     shapes: list[Any]
@@ -151,17 +152,17 @@ class Marks(NamedTuple):
     """Bytes of the storages, which may be emptied or cut."""
 
 
-def marks_of(tensors: Collection[Any]) -> Marks | None:
-    """Those with which ``weight_of`` gives an equal ``Weight``, but for the object. Takes less than
-    a microsecond a tensor, a fifth of what that takes. None: not all are plain tensors of PyTorch
-    with bytes in rows."""
+def marks_of(tensors: Collection[Any]) -> tuple[Marks | None, list[Any]]:
+    """Those with which ``weight_of`` gives an equal ``Weight``, but for the object, in about a
+    microsecond a tensor; and the storages, which hold the memory. None: not all are plain tensors
+    of PyTorch."""
     torch = sys.modules.get("torch")
-    if torch is None or not {torch.Tensor, torch.nn.Parameter}.issuperset(map(type, tensors)):
-        return None
-    if any(it.layout is not torch.strided or it.is_meta for it in tensors):
-        return None
+    if torch is None or False in {_is_plain(kind, torch) for kind in set(map(type, tensors))}:
+        return None, []
+    if {(it.layout, it.is_meta) for it in tensors} - {(torch.strided, False)}:
+        return None, []
     storages = [it.untyped_storage() for it in tensors]
-    return Marks(
+    marks = Marks(
         [it.data_ptr() for it in tensors],
         [it.shape for it in tensors],
         [it.stride() for it in tensors],
@@ -171,6 +172,16 @@ def marks_of(tensors: Collection[Any]) -> Marks | None:
         [it._cdata for it in storages],
         [it.nbytes() for it in storages],
     )
+    return marks, storages
+
+
+def _is_plain(kind: type, torch: Any) -> bool:
+    """Whether tensors of this class have their bytes themselves: parameters of engines do."""
+    if kind is torch.Tensor or kind is torch.nn.Parameter:
+        return True
+    if not issubclass(kind, torch.Tensor) or hasattr(kind, "materialize"):  # one without a shape
+        return False
+    return bool(cast(Any, kind).__torch_dispatch__ is torch.Tensor.__torch_dispatch__)
 
 
 def storage_of(tensor: Any) -> int:

@@ -49,33 +49,65 @@ class NoPlace(NamedTuple):
         return self.sentence
 
 
-class Look(NamedTuple):
-    """What ``target_of`` finds depends on, and what is found out about the tensors; none is held.
-    Two that are equal are of the same names and tensors, in the same memory, read the same way."""
+class Fingerprint(NamedTuple):
+    """What ``target_of`` gives depends on, and what is found out about its tensors. Two that are
+    equal are of the same names and tensors, in the same memory, read the same way. Holds none."""
 
     module: "weakref.ref[Any] | None"
     names: list[str]
+    kinds: tuple[int, list[str]]
+    """Of a module: how many of them are parameters, and which buffers are in no checkpoint."""
     marks: Marks
 
 
-def look_at(target: Any) -> Look | None:
-    """A short look at a dict or a module. None: a longer one is needed each time."""
+def fingerprint_of(target: Any) -> tuple[Fingerprint | None, list[Any]]:
+    """Of a dict or a module; and what holds the memory of its tensors. None: only ``target_of``
+    and each tensor tell."""
     torch = sys.modules.get("torch")
     if type(target) in (dict, OrderedDict):
-        marks, of = marks_of(target.values()), None
-        return None if marks is None else Look(of, list(target), marks)
+        marks, held = marks_of(target.values())
+        if marks is None:
+            return None, held
+        return Fingerprint(None, list(target), (0, []), marks), held
     if torch is None or not isinstance(target, torch.nn.Module):
-        return None
-    own = tensors_of(target)
-    marks = marks_of(own.values())
-    return None if marks is None else Look(weakref.ref(target), list(own), marks)
+        return None, []
+    found = _Own()
+    found.walk(target, "")
+    own = {**found.parameters, **found.buffers}
+    marks, held = marks_of(own.values())
+    if marks is None:
+        return None, held
+    kinds = len(found.parameters), found.unsaved
+    return Fingerprint(weakref.ref(target), list(own), kinds, marks), held
+
+
+class _Own:
+    """What a tree of modules has, whatever its ``named_parameters()`` gives."""
+
+    def __init__(self) -> None:
+        self.parameters: dict[str, Any] = {}
+        self.buffers: dict[str, Any] = {}
+        self.unsaved: list[str] = []
+
+    def walk(self, module: Any, prefix: str) -> None:
+        for name, one in module._parameters.items():
+            if one is not None:
+                self.parameters[prefix + name] = one
+        for name, one in module._buffers.items():
+            if one is not None:
+                self.buffers[prefix + name] = one
+                if name in module._non_persistent_buffers_set:
+                    self.unsaved.append(prefix + name)
+        for name, child in module._modules.items():
+            if child is not None:
+                self.walk(child, f"{prefix}{name}.")
 
 
 def tensors_of(module: Any) -> dict[str, Any]:
     """Its parameters and buffers, tied ones under each name."""
-    own = dict(module.named_parameters(remove_duplicate=False))
-    own.update(module.named_buffers(remove_duplicate=False))
-    return own
+    found = _Own()
+    found.walk(module, "")
+    return {**found.parameters, **found.buffers}
 
 
 def target_of(target: Any) -> Target:

@@ -31,7 +31,7 @@ from refit.errors import NotFoundError, RefitError, StateError, UnsupportedError
 from refit.weights import load
 from refit.weights.bound import Bound
 from refit.weights.source import Weight, cuda_number
-from refit.weights.target import look_at
+from refit.weights.target import Fingerprint, fingerprint_of
 from refit.weights.view import CudaBytes, Entry, Lifetime, View, entries_of
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     import torch
 
     from refit.weights.parts import Part, Parts
-    from refit.weights.target import Look
 
 
 _TARGET = struct.Struct("@IPQP")  # refit_target
@@ -236,8 +235,8 @@ class Update(Handle):
         recorded = sys.modules.get("refit.weights.parts")  # else none was made
         if recorded is not None and isinstance(target, recorded.Parts):
             return self._load_parts(target, recorded.write)
-        look, fit = look_at(target), self._current.fit
-        known = fit is not None and fit.is_for(self._entries, look, strict, cast)
+        fit, (found, _held) = self._current.fit, self._fingerprint_of(target)
+        known = fit is not None and fit.is_for(self._entries, found, strict, cast)
         if fit is not None and known and self._copy_to_gpu(fit.targets):
             return fit.left_out
         views = {view.name: view for view in self.views()}
@@ -246,15 +245,29 @@ class Update(Handle):
         if self._streamed and (self._engine < 0 or rest):
             return load.apply_as_they_come(plan, self._pieced_together())
         if (len(targets) or self._streamed) and self._copy_to_gpu(targets):
-            if look is not None and not rest and plan.is_of(look):
-                left_out = plan.left_out
-                self._current.fit = load.Fit(self._entries, look, strict, cast, left_out, targets)
+            if found is not None and not rest and plan.is_into(target):
+                self._current.fit = self._fit_of(plan, found, strict, cast, targets)
             plan = plan._replace(copies=rest)
         return load.apply(plan)
 
+    def _fingerprint_of(self, target: Any) -> tuple[Fingerprint | None, list[Any]]:
+        """What tells that a target is where it was; and what holds its memory meanwhile. Only a
+        copy to the engine's GPU asks."""
+        return (None, []) if self._engine < 0 else fingerprint_of(target)
+
+    def _fit_of(
+        self, plan: load.Plan, found: Fingerprint, strict: bool, cast: bool, targets: Any
+    ) -> load.Fit:
+        missing, unexpected = map(tuple, plan.left_out)
+        return load.Fit(self._entries, found, strict, cast, missing, unexpected, targets)
+
     def _load_parts(self, parts: "Parts", write: Callable[..., None]) -> load.Loaded:
-        look, tensor_of = parts.look(), lambda name: self[name].torch()
-        known = parts.packed_for(self._entries, look, self._cuda >= 0)
+        found, _held = self._fingerprint_of(parts.model)
+        known = parts.packed_for(self._entries, found, self._cuda >= 0)
+
+        def tensor_of(name: str) -> "torch.Tensor":
+            return self[name].torch()
+
         if known is not None and not self._streamed and self._copy_to_gpu(known.targets):
             write(known.left, tensor_of)
             return parts.left_out
@@ -263,7 +276,7 @@ class Update(Handle):
             self._stream_parts(parts, write)
             return parts.left_out
         self._lend()  # a copy that fails leaves the model torn
-        write(parts.places() if parts.overlap else self._parts_left(parts, look), tensor_of)
+        write(parts.places() if parts.overlap else self._parts_left(parts, found), tensor_of)
         return parts.left_out
 
     def _stream_parts(self, parts: "Parts", write: Callable[..., None]) -> None:
@@ -278,7 +291,9 @@ class Update(Handle):
         for name, tensor in self._pieced_together():
             write(of_source.get(name, []), {name: tensor}.__getitem__)
 
-    def _parts_left(self, parts: "Parts", look: "Look | None") -> "list[tuple[Part, torch.Tensor]]":
+    def _parts_left(
+        self, parts: "Parts", found: Fingerprint | None
+    ) -> "list[tuple[Part, torch.Tensor]]":
         """Copies the parts on the engine's GPU, by one call of the C library; those that are left:
         elsewhere, or more than copies of rows."""
         places = parts.places()
@@ -305,8 +320,8 @@ class Update(Handle):
         packed = _as_targets(array)
         if not self._copy_to_gpu(packed):
             return places
-        if look is not None:
-            parts.pack(self._entries, look, self._cuda >= 0, packed, boxes, left)
+        if found is not None:
+            parts.pack(self._entries, found, self._cuda >= 0, packed, boxes, left)
         return left
 
     def _copy_to_gpu(self, targets: Any) -> bool:
@@ -418,13 +433,13 @@ class Update(Handle):
             return left_out
 
     def _check_bound(self, bound: Bound, strict: bool) -> load.Loaded:
-        look, fit = look_at(bound.target), bound.fit
-        if fit is not None and fit.is_for(self._entries, look, strict, bound.cast):
+        fit, (found, _) = bound.fit, fingerprint_of(bound.target)
+        if fit is not None and fit.is_for(self._entries, found, strict, bound.cast):
             return fit.left_out
         views = {view.name: view for view in self.views()}
         plan = load.check(views, bound.as_bound(views), strict=strict, cast=bound.cast)
-        if look is not None and plan.is_of(look):
-            bound.fit = load.Fit(self._entries, look, strict, bound.cast, plan.left_out, None)
+        if found is not None and plan.is_into(bound.target):
+            bound.fit = self._fit_of(plan, found, strict, bound.cast, None)
         return plan.left_out
 
     # ---- What becomes of it

@@ -134,12 +134,11 @@ class Batch:
         """Whether it holds as much as it should."""
         return self._held_bytes >= HELD_BYTES
 
-    def add(self, index: int, weight: Weight, *, hold: bool) -> None:
-        """Adds tensor ``index`` of the manifest; without ``hold`` the caller holds it."""
-        if hold or weight.layout is not None:
-            weight = in_row_order(weight)
-            self._held.append(weight.tensor)
-            self._held_bytes += 0 if self.lent else weight.nbytes
+    def add(self, index: int, weight: Weight) -> None:
+        """Adds tensor ``index`` of the manifest, and holds it."""
+        weight = in_row_order(weight)
+        self._held.append(weight.tensor)
+        self._held_bytes += 0 if self.lent else weight.nbytes
         self._items.append((index, weight.pointer, weight.nbytes))
 
     @cached_property
@@ -176,7 +175,7 @@ class PublisherCalls(Calls):
         super().__init__()
         self.publisher = publisher
 
-    def cancellable(
+    def run_cancellably(
         self, function: Callable[[], None], cancelled: threading.Event | None = None
     ) -> None:
         """Runs it. Ctrl-C sets ``cancelled`` as well."""
@@ -233,7 +232,7 @@ class Writer:
             self._flush(calls, batch)
         batches: Batches = {}
         for index, weight in found.scattered:
-            self._add(calls, batches, index, weight, hold=False)
+            self._add(calls, batches, index, weight)
         self._flush_all(calls, batches)
 
     def write_together(
@@ -253,7 +252,7 @@ class Writer:
                     continue
                 own = lasts is not None and lasts(name)
                 lent = own and weight.device >= 0 and weight.layout is None
-                self._add(calls, batches, index, weight, hold=True, lent=lent)
+                self._add(calls, batches, index, weight, lent=lent)
             self._flush_all(calls, batches)
         finally:
             ties.leave()
@@ -272,7 +271,7 @@ class Writer:
             if own is None:
                 self._write_alone(calls, index, weight)
             else:
-                self._add(calls, batches, index, own, hold=True)
+                self._add(calls, batches, index, own)
         self._flush_all(calls, batches)
 
     def _ties_of(self, declared: Declared) -> TieCheck:
@@ -282,7 +281,7 @@ class Writer:
 
     def _write_alone(self, calls: PublisherCalls, index: int, weight: Weight) -> None:
         batches: Batches = {}
-        self._add(calls, batches, index, weight, hold=True)
+        self._add(calls, batches, index, weight)
         self._flush_all(calls, batches)
 
     def _add(
@@ -292,7 +291,6 @@ class Writer:
         index: int,
         weight: Weight,
         *,
-        hold: bool,
         lent: bool = False,
     ) -> None:
         """Adds a tensor's bytes to the batch of its kind, which is written first if it is full."""
@@ -304,7 +302,7 @@ class Writer:
             batch = None
         if batch is None:
             batch = batches[kind] = Batch(*kind)
-        batch.add(index, weight, hold=hold)
+        batch.add(index, weight)
 
     def _flush_all(self, calls: PublisherCalls, batches: Batches) -> None:
         while batches:
@@ -327,7 +325,7 @@ class Writer:
                     raise CancelledError("the publish was interrupted")
                 call(function, calls.publisher, part, len(part), device, stream)
 
-        calls.cancellable(write, stop)
+        calls.run_cancellably(write, stop)
 
     def _device(self, number: int) -> Device:
         """The C library's device for PyTorch's CUDA device of that number; open until close."""
