@@ -3,8 +3,8 @@
 Python runs signal handlers between bytecodes of the main thread, and a call into C is one of them:
 for as long as it blocks, Ctrl-C does nothing. So C calls that take a timeout are made in slices,
 and those that take none run on a helper thread while the main thread waits where signals reach it.
-That thread has ended when the wait returns, or the block of ``Calls``: nothing goes on behind the
-caller's back.
+That thread has ended when the wait returns, or the block of ``Calls``: nothing goes on without the
+caller.
 
 An exception that a signal handler raises comes after the C call under way has returned. Code
 that waits for an object of the C library keeps the pointer where it is found then, to close it.

@@ -20,10 +20,12 @@ occurs; ``StateCycle`` is in this one:
       StateCycle._come_back
         DeviceRegions.come_back                 takes memory, and starts the copies back
           refit_offloader_restore
-    Optimizer.step, or what uses a state        hooks.py, offloaded_tensor.py
-      StateCycle.bring_back, _join
+    Controller.wait, Optimizer.step             hooks.py
+      StateCycle.wait, _join
         DeviceRegions.join                      the current stream waits for the copies back
         OffloadedTensors.unmark                 states are used as ever
+    What uses a state                           offloaded_tensor.py
+      StateCycle._on_use                        the CPU waits for the copies back
 
 ``CLEARED`` is set before the first copy, the other phases when their work is done on every device;
 each device knows by itself how far it is (see ``regions``). So after an exception, Ctrl-C too, the
