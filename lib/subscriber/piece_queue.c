@@ -244,7 +244,7 @@ bool rft_piece_queue_is_whole(rft_piece_queue *queue)
 {
     rft_lock(&queue->lock);
     bool whole =
-        queue->state == RFT_PIECES_WHOLE && queue->taken == queue->arrived && queue->compared;
+        queue->state != RFT_PIECES_OPEN && queue->taken == queue->arrived && queue->compared;
     rft_unlock(&queue->lock);
     return whole;
 }

@@ -89,7 +89,8 @@ void rft_piece_queue_commit(rft_piece_queue *queue);
  * the failure. */
 refit_status rft_piece_queue_next(rft_piece_queue *queue, int64_t deadline, const rft_pieces **out,
                                   refit_error *error);
-/* Whether all pieces have come, were taken, and make up the version of SEAL. */
+/* Whether all pieces have come, were taken, and make up the version of SEAL, even if that has
+ * failed since. */
 bool rft_piece_queue_is_whole(rft_piece_queue *queue);
 /* Whether pieces were given to the caller. */
 bool rft_piece_queue_was_read(rft_piece_queue *queue);

@@ -238,6 +238,27 @@ PLAY_TEST(what_others_refuse_comes_to_nothing)
     refit_subscriber_close(subscriber);
 }
 
+/* Nothing is lacking but the trainer's decision, and that has come before the worker's. */
+PLAY_TEST(what_the_trainer_drops_before_it_is_accepted_comes_to_nothing)
+{
+    refit_error why;
+    gpu_play_open(play, small_bucket);
+    refit_subscriber *subscriber = subscribe(play);
+    trainer_start(&play->trainer, TRAINER_PUBLISH, 1);
+    refit_update *update = next_of(subscriber);
+    assert_ok(drain(update, NULL));
+    refit_publisher_cancel(play->trainer.publisher);
+    assert_int_equal(trainer_join(&play->trainer), REFIT_ERR_CANCELLED);
+    while (drain(update, NULL) == REFIT_OK) {
+    }
+    assert_int_equal(refit_update_accept(update, &why), REFIT_ERR_CANCELLED);
+    assert_int_equal(refit_update_refuse(update, "too late", 0, NULL), REFIT_ERR_STATE);
+    refit_update_close(update);
+    rollout_thread *member = gpu_play_hire(play, true, ROLLOUT_ACCEPT);
+    refit_subscriber_close(subscriber);
+    gpu_play_bring(play, member, 2);
+}
+
 PLAY_TEST(a_worker_that_takes_no_pieces_in_time_is_evicted)
 {
     const refit_piece *pieces;
