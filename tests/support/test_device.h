@@ -32,6 +32,9 @@ refit_status test_device_open(const char *host, refit_device **out, refit_error 
  * last, and is not in use where the real one is meant. Prints what is wrong. */
 bool test_device_quiet(void);
 
+/* How many objects of this process the fake driver still has; 0 with another driver. */
+unsigned test_device_left(void);
+
 /* Device memory, which no queued work may use meanwhile. */
 void test_write(refit_device *device, void *memory, const void *bytes, uint64_t count);
 void test_read(refit_device *device, void *bytes, const void *memory, uint64_t count);

@@ -81,6 +81,7 @@ refit_status actor_configure(const actor_part *part, bool shm, refit_config *con
         {"broadcast.linger_ms", ACTOR_LINGER, "ms"},
         {"broadcast.quorum", plan->quorum, ""},
         {"broadcast.encode_threads", plan->encoders, ""},
+        {"broadcast.gpu_bucket_bytes", plan->bucket_kib, "KiB"},
     };
     refit_config_init(config, sizeof *config);
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
@@ -94,6 +95,7 @@ refit_status actor_configure(const actor_part *part, bool shm, refit_config *con
         {"broadcast.compress", plan->zstd ? "zstd" : "none"},
         {"broadcast.commit", plan->quorum != 0 ? "quorum" : "all"},
         {"broadcast.verify", plan->verify_always ? "always" : "auto"},
+        {"broadcast.gpu", plan->gpu_stores ? "store" : "auto"},
     };
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         refit_status status = refit_config_set(config, texts[i][0], texts[i][1], error);

@@ -9,6 +9,7 @@
 
 #include "chaos_plan.h"
 #include "note.h"
+#include "on_gpu.h"
 #include "tests/support/key_fixture.h"
 
 /* Timeouts of every run, in ms. */
@@ -28,6 +29,7 @@ typedef struct actor_part {
     char key[16];    /* of the worker */
     const key_fixture *smith; /* of the run's keys; NULL: none */
     bool boot_clock;          /* whether its monotonic clock is moved, too */
+    bool gpu;                 /* whether it is on the GPU */
 } actor_part;
 
 /* Called first. */

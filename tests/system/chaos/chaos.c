@@ -90,10 +90,14 @@ static void print_totals(const chaos_run *run)
     const run_totals *totals = &run->totals;
     printf("seed %" PRIu64 ": well. %.1f s, %" PRIu32 " versions committed and %" PRIu32
            " aborted, %" PRIu32 " faults, %" PRIu64 " frames damaged, %" PRIu32
-           " trainers, blocks %" PRIu64 " same %" PRIu64 " changes %" PRIu64 " whole%s\n",
+           " trainers, blocks %" PRIu64 " same %" PRIu64 " changes %" PRIu64 " whole%s",
            run->plan.seed, rft_seconds(rft_now() - run->began), totals->committed, totals->aborted,
            totals->actions, totals->damaged, run->trainers, totals->blocks[0], totals->blocks[1],
            totals->blocks[2], totals->missed != 0 ? ", a version lacked after a flipped bit" : "");
+    if (run->gpu)
+        printf(", %" PRIu32 " taken on the GPU, %" PRIu32 " of them streamed, %" PRIu32 " lost",
+               totals->on_gpu, totals->streamed, totals->lost);
+    printf("\n");
     fflush(stdout);
 }
 

@@ -94,6 +94,26 @@ static void draw_setting(chaos_plan *plan, uint64_t *seed)
     }
 }
 
+/* All that has to do with a GPU, by draws of its own. */
+static void draw_gpu(chaos_plan *plan, uint64_t seed)
+{
+    static const chaos_way ways[] = {WAY_HOST, WAY_COPIED, WAY_COPIED, WAY_LENT,
+                                     WAY_LENT, WAY_LENT,   WAY_PARTS};
+    plan->gpu = one_in(&seed, 2);
+    plan->gpu_stores = one_in(&seed, 5);
+    plan->bucket_kib = one_in(&seed, 2) ? 64 : 4096;
+    uint32_t of_4 = 1 + below(&seed, 4);
+    for (uint32_t i = 0; i < plan->workers; i++) {
+        chaos_worker_plan *worker = &plan->each[i];
+        worker->gpu = plan->gpu && below(&seed, 4) < of_4;
+        worker->shm = worker->shm || worker->gpu; /* where it says what it reads */
+    }
+    for (uint32_t i = 0; i < plan->versions; i++) {
+        chaos_way way = ways[below(&seed, sizeof ways / sizeof *ways)];
+        plan->version[i].way = plan->gpu ? way : WAY_HOST;
+    }
+}
+
 /* ---- What happens in a version */
 
 static chaos_action_kind draw_kind(uint64_t *seed)
@@ -162,9 +182,16 @@ void plan_draw(chaos_plan *plan, uint64_t seed, uint32_t versions, uint32_t work
     for (uint32_t i = 0; i < plan->versions; i++) {
         draw_version(plan, &plan->version[i], &state);
     }
+    draw_gpu(plan, spread(seed + (UINT64_C(1) << 32)));
 }
 
 /* ---- Printing */
+
+const char *way_name(chaos_way way)
+{
+    static const char *const names[WAYS] = {"from the host", "copied", "lent", "lent in part"};
+    return names[way];
+}
 
 void plan_print_action(const chaos_action *action, FILE *to)
 {
@@ -179,16 +206,16 @@ void plan_print_action(const chaos_action *action, FILE *to)
 static void print_worker(const chaos_plan *plan, uint32_t i, FILE *to)
 {
     const chaos_worker_plan *worker = &plan->each[i];
-    fprintf(to, "  w%" PRIu32 ": %s, %s, wall clock %+" PRId64 " s, boot clock %+" PRId64 " s\n", i,
-            worker->shm ? "shared memory" : "sockets", worker->polls ? "polls" : "waits",
-            worker->wall_clock_s, worker->boot_clock_s);
+    fprintf(to, "  w%" PRIu32 ": %s%s, %s, wall clock %+" PRId64 " s, boot clock %+" PRId64 " s\n",
+            i, worker->gpu ? "the GPU, or " : "", worker->shm ? "shared memory" : "sockets",
+            worker->polls ? "polls" : "waits", worker->wall_clock_s, worker->boot_clock_s);
 }
 
 static void print_version(const chaos_plan *plan, uint32_t i, FILE *to)
 {
     const chaos_version_plan *version = &plan->version[i];
-    fprintf(to, "  version %" PRIu32 ": %s changes, %s, pauses of %" PRIu32 " us%s\n", i + 1,
-            model_rate_name(version->rate),
+    fprintf(to, "  version %" PRIu32 ": %s changes, %s, %s, pauses of %" PRIu32 " us%s\n", i + 1,
+            model_rate_name(version->rate), way_name(version->way),
             version->wait_ms != 0 ? "waits for workers" : "does not wait", version->pause_us,
             version->fate == FATE_ABORT ? ", aborted when half written" : "");
     for (uint32_t k = 0; k < version->actions; k++) {
@@ -209,6 +236,9 @@ void plan_print(const chaos_plan *plan, FILE *to)
             plan->quorum != 0 ? "quorum of " : "all", plan->quorum, plan->frame_kib, plan->window,
             plan->delta, plan->zstd ? " with zstd" : "", plan->encoders,
             plan->verify_always ? "always" : "auto", plan->keys ? ", keys" : "");
+    if (plan->gpu)
+        fprintf(to, "  on a GPU, %s, buckets of %" PRIu32 " KiB\n",
+                plan->gpu_stores ? "which keeps all versions" : "lends", plan->bucket_kib);
     for (uint32_t i = 0; i < plan->workers; i++)
         print_worker(plan, i, to);
     for (uint32_t i = 0; i < plan->versions; i++)

@@ -122,8 +122,18 @@ typedef enum chaos_fate {
     FATE_ABORT, /* when it is half written */
 } chaos_fate;
 
+/* How a trainer that is on the GPU writes a version. */
+typedef enum chaos_way {
+    WAY_HOST,   /* from host memory */
+    WAY_COPIED, /* from the GPU; streamed, where the bucket is small */
+    WAY_LENT,
+    WAY_PARTS, /* each second tensor is lent, the others are copied */
+    WAYS,
+} chaos_way;
+
 typedef struct chaos_version_plan {
     model_rate rate;
+    chaos_way way;
     uint64_t change; /* seed of what changes */
     chaos_fate fate;
     uint32_t wait_ms;  /* it waits for the workers that are well before it begins, so long */
@@ -133,11 +143,11 @@ typedef struct chaos_version_plan {
 } chaos_version_plan;
 
 typedef struct chaos_worker_plan {
+    bool gpu; /* it is on the trainer's GPU, if the trainer is on one */
     bool shm;
     bool polls;           /* its user polls the descriptor; else it waits in next */
     int64_t wall_clock_s; /* its wall clock is off by so much */
     int64_t boot_clock_s; /* and its monotonic clock, where the machine allows it */
-
 } chaos_worker_plan;
 
 typedef struct chaos_plan {
@@ -152,9 +162,12 @@ typedef struct chaos_plan {
     bool zstd;
     uint32_t encoders;
     bool verify_always;
-    bool keys;         /* the sockets are encrypted */
-    bool numbers_fall; /* versions of a new trainer are lower than those of the last one */
-    uint32_t variant;  /* of the model */
+    bool keys;           /* the sockets are encrypted */
+    bool numbers_fall;   /* versions of a new trainer are lower than those of the last one */
+    uint32_t variant;    /* of the model */
+    bool gpu;            /* the trainer is on one */
+    bool gpu_stores;     /* and keeps copies of all versions there: broadcast.gpu: store */
+    uint32_t bucket_kib; /* broadcast.gpu_bucket_bytes */
     int64_t trainer_wall_clock_s;
     uint32_t attacks[ROLES]; /* versions in which one of each role comes, whatever else does */
     uint64_t model;
@@ -168,6 +181,7 @@ void plan_draw(chaos_plan *plan, uint64_t seed, uint32_t versions, uint32_t work
 void plan_print(const chaos_plan *plan, FILE *to);
 void plan_print_action(const chaos_action *action, FILE *to);
 
+const char *way_name(chaos_way way);
 chaos_target action_target(chaos_action_kind kind);
 
 #endif

@@ -17,6 +17,8 @@ typedef struct trainer {
     chaos_model model;
     uint32_t variant;
     char endpoint[256];
+    bool well;
+    on_gpu gpu; /* where a copy of the model lies */
 } trainer;
 
 /* A signal handler has no argument. */
@@ -46,11 +48,20 @@ static refit_status declare(trainer *the, refit_error *error)
     return refit_publisher_declare(the->publisher, the->model.tensors, the->model.count, error);
 }
 
+static refit_status use_gpu(trainer *the, refit_error *error)
+{
+    if (!the->part->gpu) return REFIT_OK;
+    refit_status status = on_gpu_open(&the->gpu, error);
+    return status == REFIT_OK ? refit_publisher_use_device(the->publisher, the->gpu.device, error)
+                              : status;
+}
+
 static void open_publisher(trainer *the)
 {
     refit_error error;
     refit_status status =
         refit_publisher_open(the->endpoint, &the->config, &the->publisher, &error);
+    if (status == REFIT_OK) status = use_gpu(the, &error);
     if (status == REFIT_OK) {
         cancelled = the->publisher;
         snprintf(the->endpoint, sizeof the->endpoint, "%s",
@@ -67,6 +78,7 @@ static void close_publisher(trainer *the)
     cancelled = NULL;
     refit_publisher_close(the->publisher);
     the->publisher = NULL;
+    the->well = on_gpu_close(&the->gpu) && the->well;
 }
 
 static void do_reopen(trainer *the)
@@ -91,21 +103,56 @@ static void pause_us(uint32_t us)
     if (us >= 1000) (void)poll(NULL, 0, (int)(us / 1000));
 }
 
-/* From the tensor `first` on, round. */
+/* No version is under way: what was lent is the trainer's again. */
+static refit_status upload(const trainer *the, refit_error *error)
+{
+    refit_status status = REFIT_OK;
+    for (uint32_t i = 0; i < the->model.count && status == REFIT_OK; i++) {
+        const refit_tensor *tensor = &the->model.tensors[i];
+        if (tensor->alias_of != REFIT_NO_ALIAS || tensor->bytes == 0) continue;
+        status = refit_stream_copy(the->gpu.device, REFIT_STREAM_NONE, on_gpu_at(&the->gpu, i),
+                                   the->model.bytes[i], tensor->bytes, error);
+    }
+    return status;
+}
+
+static refit_status write_tensor(const trainer *the, const refit_weight *weight, chaos_way way,
+                                 refit_error *error)
+{
+    bool lends = way == WAY_LENT || (way == WAY_PARTS && weight->tensor % 2 == 0);
+    refit_device *device = way == WAY_HOST ? NULL : the->gpu.device;
+    return lends ? refit_publisher_lend(the->publisher, weight, 1, device, REFIT_STREAM_NONE, error)
+                 : refit_publisher_write(the->publisher, weight->tensor, weight->memory,
+                                         weight->bytes, device, REFIT_STREAM_NONE, error);
+}
+
+/* From the tensor `first` on, round: one by one, or, from the GPU and without pauses, at once. */
 static refit_status write_tensors(trainer *the, const chaos_note *order, uint32_t count,
                                   refit_error *error)
 {
-    uint32_t first = (uint32_t)(order->digest % the->model.count);
+    refit_weight weights[MODEL_TENSORS_MOST];
+    chaos_way way = the->part->gpu ? (chaos_way)order->manner : WAY_HOST;
+    uint32_t first = (uint32_t)(order->digest % the->model.count), listed = 0;
+    refit_status status = REFIT_OK;
     for (uint32_t i = 0; i < count; i++) {
         uint32_t at = (first + i) % the->model.count;
         const refit_tensor *tensor = &the->model.tensors[at];
         if (tensor->alias_of != REFIT_NO_ALIAS) continue;
-        refit_status status = refit_publisher_write(the->publisher, at, the->model.bytes[at],
-                                                    tensor->bytes, NULL, REFIT_STREAM_NONE, error);
-        if (status != REFIT_OK) return status;
+        const void *from = way == WAY_HOST ? the->model.bytes[at] : on_gpu_at(&the->gpu, at);
+        weights[listed++] = (refit_weight){at, from, tensor->bytes};
+    }
+    bool at_once = order->pause_us == 0 && (way == WAY_COPIED || way == WAY_LENT);
+    if (at_once && way == WAY_LENT)
+        return refit_publisher_lend(the->publisher, weights, listed, the->gpu.device,
+                                    REFIT_STREAM_NONE, error);
+    if (at_once)
+        return refit_publisher_write_all(the->publisher, weights, listed, the->gpu.device,
+                                         REFIT_STREAM_NONE, error);
+    for (uint32_t i = 0; i < listed && status == REFIT_OK; i++) {
+        status = write_tensor(the, &weights[i], way, error);
         pause_us(order->pause_us);
     }
-    return REFIT_OK;
+    return status;
 }
 
 static refit_status begin(trainer *the, const chaos_note *order, refit_error *error)
@@ -132,6 +179,7 @@ static void report_members(const trainer *the, uint64_t version)
         if (info.member) note.flags |= MEMBER_COUNTED;
         if (info.committed) note.flags |= MEMBER_COMMITTED;
         note.amount = info.version;
+        note.manner = (uint32_t)info.path;
         memcpy(note.name, info.name, sizeof note.name);
         snprintf(note.text, sizeof note.text, "%s", info.reason);
         (void)note_send(the->part->line, &note);
@@ -188,6 +236,9 @@ static void do_publish(trainer *the, const chaos_note *order)
     chaos_note done = {.kind = NOTE_DONE, .version = order->version};
     await_workers(the, order);
     model_step(&the->model, (model_rate)order->rate, order->digest);
+    if (the->part->gpu) done.status = (int32_t)upload(the, &error);
+    if (done.status != REFIT_OK)
+        report(the, (chaos_note){.kind = NOTE_READY, .status = done.status}, &error);
     done.status = (int32_t)begin(the, order, &error);
     bool begun = done.status == REFIT_OK;
     int64_t began = rft_now();
@@ -204,10 +255,14 @@ static void do_publish(trainer *the, const chaos_note *order)
 static bool has_all_workers(const void *who)
 {
     const trainer *the = who;
+    const chaos_plan *plan = the->part->plan;
     refit_stats stats;
+    uint32_t expected = 0;
+    for (uint32_t i = 0; i < plan->workers && the->part->gpu; i++)
+        expected += plan->each[i].gpu;
     refit_stats_init(&stats, sizeof stats);
     return refit_publisher_stats(the->publisher, &stats, NULL) == REFIT_OK &&
-           stats.workers == the->part->plan->workers;
+           stats.workers == plan->workers && stats.workers_gpu == expected;
 }
 
 static void obey(trainer *the, const chaos_note *order)
@@ -234,7 +289,7 @@ static void send_counts(const trainer *the)
 
 int trainer_run(const actor_part *part)
 {
-    trainer the = {.part = part, .variant = part->plan->variant};
+    trainer the = {.part = part, .variant = part->plan->variant, .well = true};
     struct sigaction on_cancel = {.sa_handler = cancel, .sa_flags = SA_RESTART};
     refit_error error;
     chaos_note order;
@@ -254,5 +309,5 @@ int trainer_run(const actor_part *part)
     close_publisher(&the);
     model_close(&the.model);
     actor_leave(part);
-    return 0;
+    return the.well ? 0 : 1;
 }

@@ -27,6 +27,7 @@ typedef struct worker {
     uint32_t manner_ms;
     int64_t until; /* of the moment */
     bool ended;
+    on_gpu gpu;
 } worker;
 
 static void report(const worker *the, chaos_note note)
@@ -36,17 +37,40 @@ static void report(const worker *the, chaos_note note)
 
 /* ---- Updates */
 
-static refit_status digest_update(const refit_update *update, uint64_t *digest, refit_error *error)
+static uint32_t flags_of(const refit_update *update)
 {
+    return (refit_update_device(update) != NULL ? TAKEN_ON_GPU : 0u) |
+           (refit_update_is_streamed(update) ? TAKEN_STREAMED : 0u);
+}
+
+/* A tensor of the update, which a worker on the GPU has loaded before, or reads where it lies. */
+static refit_status read_tensor(const worker *the, uint32_t at, bool loaded, refit_tensor *tensor,
+                                const void **bytes, refit_error *error)
+{
+    refit_status status =
+        refit_update_tensor(the->update, at, tensor, loaded ? NULL : bytes, error);
+    if (status != REFIT_OK || the->gpu.device == NULL) return status;
+    uint32_t original = tensor->alias_of == REFIT_NO_ALIAS ? at : tensor->alias_of;
+    if (loaded) *bytes = on_gpu_at(&the->gpu, original);
+    return on_gpu_read(&the->gpu, *bytes, tensor->bytes, bytes, error);
+}
+
+/* A worker on the GPU loads what it takes, but for a third of what lies there. */
+static refit_status digest_update(const worker *the, uint64_t *digest, refit_error *error)
+{
+    refit_update *update = the->update;
+    refit_status status = REFIT_OK;
+    bool loads = the->gpu.device != NULL &&
+                 (flags_of(update) != TAKEN_ON_GPU || refit_update_version(update) % 3 != 0);
+    if (loads) status = on_gpu_load(&the->gpu, update, error);
     *digest = DIGEST_EMPTY;
-    for (uint32_t i = 0; i < refit_update_count(update); i++) {
+    for (uint32_t i = 0; status == REFIT_OK && i < refit_update_count(update); i++) {
         refit_tensor tensor = {.size = sizeof tensor};
         const void *bytes = NULL;
-        refit_status status = refit_update_tensor(update, i, &tensor, &bytes, error);
-        if (status != REFIT_OK) return status;
-        *digest = digest_add(*digest, &tensor, bytes);
+        status = read_tensor(the, i, loads, &tensor, &bytes, error);
+        if (status == REFIT_OK) *digest = digest_add(*digest, &tensor, bytes);
     }
-    return REFIT_OK;
+    return status;
 }
 
 static void end(worker *the, refit_status status, const refit_error *error)
@@ -57,27 +81,6 @@ static void end(worker *the, refit_status status, const refit_error *error)
     the->ended = true;
 }
 
-static void take(worker *the, uint32_t timeout_ms)
-{
-    refit_error error;
-    chaos_note note = {.kind = NOTE_TAKEN};
-    int64_t began = rft_now();
-    refit_status status = refit_subscriber_next(the->subscriber, timeout_ms, &the->update, &error);
-    note.ms = (uint32_t)((rft_now() - began) / 1000000);
-    if (status == REFIT_OK) status = digest_update(the->update, &note.digest, &error);
-    if (status == REFIT_ERR_TIMEOUT && note.ms < 1000) return;
-    if (status != REFIT_OK && status != REFIT_ERR_TIMEOUT) {
-        end(the, status, &error);
-        return;
-    }
-    if (status == REFIT_OK) {
-        note.version = refit_update_version(the->update);
-        the->moment = TAKEN;
-        the->until = rft_deadline(the->manner == MANNER_SLOW ? the->manner_ms : 0);
-    }
-    report(the, note);
-}
-
 static void close_update(worker *the)
 {
     refit_update_close(the->update);
@@ -85,11 +88,53 @@ static void close_update(worker *the)
     the->moment = IDLE;
 }
 
+/* The engine's memory is half written. */
+static void lose(worker *the, refit_status status, const refit_error *error)
+{
+    chaos_note note = {.kind = NOTE_LOST,
+                       .version = refit_update_version(the->update),
+                       .status = (int32_t)status,
+                       .flags = flags_of(the->update)};
+    refit_error refused;
+    snprintf(note.text, sizeof note.text, "%s", error->text);
+    status = refit_update_refuse(the->update, "it cannot be loaded", 0, &refused);
+    close_update(the);
+    report(the, note);
+    if (status != REFIT_OK) end(the, status, &refused);
+}
+
+static void take(worker *the, uint32_t timeout_ms)
+{
+    refit_error error;
+    chaos_note note = {.kind = NOTE_TAKEN};
+    int64_t began = rft_now();
+    refit_status status = refit_subscriber_next(the->subscriber, timeout_ms, &the->update, &error);
+    note.ms = (uint32_t)((rft_now() - began) / 1000000);
+    if (status == REFIT_ERR_TIMEOUT && note.ms < 1000) return;
+    if (status != REFIT_OK && status != REFIT_ERR_TIMEOUT) {
+        end(the, status, &error);
+        return;
+    }
+    if (status == REFIT_OK) {
+        refit_status read = digest_update(the, &note.digest, &error);
+        if (read != REFIT_OK) {
+            lose(the, read, &error);
+            return;
+        }
+        note.flags = flags_of(the->update);
+        note.version = refit_update_version(the->update);
+        the->moment = TAKEN;
+        the->until = rft_deadline(the->manner == MANNER_SLOW ? the->manner_ms : 0);
+    }
+    report(the, note);
+}
+
 static void decide(worker *the)
 {
     refit_error error = {0};
     chaos_note note = {
         .kind = NOTE_DECIDES, .version = refit_update_version(the->update), .manner = the->manner};
+    note.flags = flags_of(the->update);
     bool refuses = the->manner == MANNER_REFUSE_KEPT || the->manner == MANNER_REFUSE_LOST;
     refit_status status;
     report(the, note);
@@ -194,6 +239,9 @@ int worker_run(const actor_part *part)
     if (part->smith != NULL) key_fixture_equip_worker(part->smith, part->key, &config);
     if (status == REFIT_OK)
         status = refit_subscriber_open(part->endpoint, &config, &the.subscriber, &error);
+    if (status == REFIT_OK && part->gpu) status = on_gpu_open(&the.gpu, &error);
+    if (status == REFIT_OK && part->gpu)
+        status = refit_subscriber_use_device(the.subscriber, the.gpu.device, &error);
     chaos_note ready = {.kind = NOTE_READY, .status = (int32_t)status};
     if (status != REFIT_OK) snprintf(ready.text, sizeof ready.text, "%s", error.text);
     report(&the, ready);
@@ -201,6 +249,7 @@ int worker_run(const actor_part *part)
     }
     if (status == REFIT_OK) send_counts(&the);
     refit_subscriber_close(the.subscriber);
+    bool well = on_gpu_close(&the.gpu) && status == REFIT_OK;
     actor_leave(part);
-    return status == REFIT_OK ? 0 : 1;
+    return well ? 0 : 1;
 }

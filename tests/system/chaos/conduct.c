@@ -33,6 +33,22 @@ static bool round_is_over(const chaos_run *run, const void *what)
     return !run->round.open;
 }
 
+/* A version is gone, for a worker that came late, with what the trainer lent for it. One that has
+ * no copy on the host is not for workers elsewhere, either. */
+static bool is_gone_for(const chaos_run *run, uint32_t worker)
+{
+    bool gone = !run->hosted && (run->passes || !run->plan.each[worker].gpu);
+    return gone && (run->has >> worker & 1u) == 0;
+}
+
+/* Whether the worker need not have the version that is served. */
+static bool may_lack(const chaos_run *run, uint32_t worker)
+{
+    const run_worker *one = &run->worker[worker];
+    return one->open_faults != 0 || one->kept == run->served || run->served <= one->lost ||
+           is_gone_for(run, worker);
+}
+
 /* Every worker that is well holds the trainer's version. That its bytes are the trainer's was seen
  * when it accepted them. */
 static bool all_are_current(const chaos_run *run, const void *what)
@@ -40,9 +56,7 @@ static bool all_are_current(const chaos_run *run, const void *what)
     (void)what;
     if (run->served == 0) return true;
     for (uint32_t i = 0; i < run->plan.workers; i++) {
-        const run_worker *one = &run->worker[i];
-        bool excused = one->open_faults != 0 || one->kept == run->served;
-        if (!excused && one->version != run->served) return false;
+        if (!may_lack(run, i) && run->worker[i].version != run->served) return false;
     }
     return true;
 }
@@ -55,8 +69,7 @@ static void excuse_flipped(chaos_run *run)
         run_worker *one = &run->worker[i];
         if (one->version == run->served) one->missed = 0;
         if (run->keys) continue; /* then no bit is covered by nothing */
-        bool misses =
-            one->version != run->served && one->open_faults == 0 && one->kept != run->served;
+        bool misses = one->version != run->served && !may_lack(run, i);
         if (!misses || !one->flipped || one->missed == MISSES_MOST) continue;
         run_say(run, "%s lacks version %" PRIu64 " after a flipped bit", one->name, run->served);
         one->kept = run->served;
@@ -109,16 +122,20 @@ static void order_version(chaos_run *run, const chaos_version_plan *version)
                         .digest = version->change,
                         .rate = version->rate,
                         .fate = version->fate,
+                        .manner = version->way,
                         .amount = count_well(run),
                         .ms = version->wait_ms,
                         .pause_us = version->pause_us};
     run->wait_ms = version->wait_ms;
     run->round =
         (run_round){.open = true, .claimed = run->claimed, .result = {.number = order.version}};
+    bool small = run->plan.bucket_kib < MODEL_LEAST_KIB, lends = version->way >= WAY_LENT;
+    run->round.passes = !run->plan.gpu_stores && (lends || small);
     ledger_entry *entry = ledger_add(&run->ledger, order.version, run->trainers);
     if (entry == NULL) run_fail(run, "the harness has no room for a version");
-    run_say(run, "version %" PRIu64 " begins, %s changes%s", order.version,
-            model_rate_name(version->rate), version->fate == FATE_ABORT ? ", to be aborted" : "");
+    run_say(run, "version %" PRIu64 " begins, %s changes, %s%s", order.version,
+            model_rate_name(version->rate), way_name(version->way),
+            version->fate == FATE_ABORT ? ", to be aborted" : "");
     if (!note_send(run->trainer.line, &order)) run_fail(run, "the trainer does not hear");
 }
 
@@ -156,10 +173,10 @@ static void play_version(chaos_run *run, const chaos_version_plan *version)
 
 /* ---- Quiet versions: all workers are well, count and apply it */
 
-static bool quiet_version(chaos_run *run, uint64_t change)
+static bool quiet_version(chaos_run *run, uint64_t change, chaos_way way)
 {
     const chaos_version_plan quiet = {
-        .rate = RATE_SOME, .change = change, .fate = FATE_COMMIT, .wait_ms = QUIET_WAIT};
+        .rate = RATE_SOME, .change = change, .wait_ms = QUIET_WAIT, .way = way};
     uint32_t missed = run->totals.missed;
     order_version(run, &quiet);
     await(run, round_is_over,
@@ -228,14 +245,18 @@ static bool count_resources(chaos_run *run)
     return steady;
 }
 
-static bool fits(const resources *before, const resources *now)
+/* On a GPU a version may have needed what the first three did not: each slot has memory there, with
+ * a segment that says who reads it; and a worker keeps the slots on the host mapped, two segments
+ * each, from a version that it took there. */
+static bool fits(const resources *before, const resources *now, uint32_t slots)
 {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     bool resident = true; /* freed memory is kept there for a while */
 #else
     bool resident = now->resident <= before->resident + RESIDENT_ROOM;
 #endif
-    return resident && now->descriptors <= before->descriptors && now->segments <= before->segments;
+    return resident && now->descriptors <= before->descriptors + slots &&
+           now->segments <= before->segments + 3 * slots;
 }
 
 static void say_resources(chaos_run *run, const char *name, const resources *before,
@@ -252,11 +273,12 @@ static bool all_fit(chaos_run *run, bool say)
 {
     const resources *now = &run->trainer_count.count;
     (void)count_all(run);
-    bool all = fits(&run->trainer_before, now);
+    uint32_t slots = run->gpu ? run->plan.slots : 0;
+    bool all = fits(&run->trainer_before, now, slots);
     if (say) say_resources(run, "trainer", &run->trainer_before, now);
     for (uint32_t i = 0; i < run->plan.workers; i++) {
         const run_worker *one = &run->worker[i];
-        all = fits(&one->before, &one->count.count) && all;
+        all = fits(&one->before, &one->count.count, run->plan.each[i].gpu ? slots : 0) && all;
         if (say) say_resources(run, one->name, &one->before, &one->count.count);
     }
     return all;
@@ -288,7 +310,8 @@ static void quiet_versions(chaos_run *run, bool (*then)(chaos_run *run))
     for (uint32_t i = 0; good < QUIET_ROUNDS; i++) {
         if (rft_ms_until(deadline) == 0)
             run_fail(run, "no version counts all workers, though all are well");
-        bool well = quiet_version(run, run->plan.model + i) && (then == NULL || then(run));
+        chaos_way way = run->gpu ? (chaos_way)(good % WAYS) : WAY_HOST;
+        bool well = quiet_version(run, run->plan.model + i, way) && (then == NULL || then(run));
         good = well ? good + 1 : 0;
         if (!well) run_pump(run, (int)ACTOR_HEARTBEAT);
     }
@@ -353,15 +376,39 @@ static void make_keys(chaos_run *run)
 }
 
 /* Tried in a process that is not needed afterwards. */
-static void try_boot_clocks(chaos_run *run)
+static bool succeeds_elsewhere(bool (*act)(void))
 {
     int status = 0;
     fflush(NULL);
     pid_t pid = fork();
-    if (pid == 0) _exit(clocks_move_boot(1000) ? 0 : 1);
-    run->boot_clocks = pid > 0 && waitpid(pid, &status, 0) == pid && status == 0;
+    if (pid == 0) _exit(act() ? 0 : 1);
+    return pid > 0 && waitpid(pid, &status, 0) == pid && status == 0;
+}
+
+static bool moves_boot_clock(void)
+{
+    return clocks_move_boot(1000);
+}
+
+static bool opens_gpu(void)
+{
+    on_gpu gpu;
+    return on_gpu_open(&gpu, NULL) == REFIT_OK;
+}
+
+static void try_boot_clocks(chaos_run *run)
+{
+    run->boot_clocks = succeeds_elsewhere(moves_boot_clock);
     if (!run->boot_clocks)
         run_say(run, "no time namespaces on this machine: all monotonic clocks are one");
+}
+
+/* The same, for the GPU: the conductor's children could not use a device that it has opened. */
+static void try_gpu(chaos_run *run)
+{
+    if (!run->plan.gpu) return;
+    run->gpu = succeeds_elsewhere(opens_gpu);
+    if (!run->gpu) run_say(run, "no GPU on this machine: all go without");
 }
 
 static void start_attackers(chaos_run *run)
@@ -380,6 +427,7 @@ static void start_all(chaos_run *run)
     inet_ntop(AF_INET, &run->address, address, sizeof address);
     snprintf(run->endpoint, sizeof run->endpoint, "tcp://%s:0", address);
     try_boot_clocks(run);
+    try_gpu(run);
     make_keys(run);
     start_proxy(run);
     start_attackers(run);

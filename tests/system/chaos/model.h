@@ -13,6 +13,7 @@
 
 #define MODEL_TENSORS_MOST 8
 #define MODEL_VARIANTS     3
+#define MODEL_LEAST_KIB    300u /* every variant has more bytes */
 
 typedef enum model_rate {
     RATE_NONE, /* nothing changes */

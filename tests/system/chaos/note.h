@@ -16,8 +16,8 @@ typedef enum chaos_note_kind {
     NOTE_COUNT, /* give memory that malloc holds free back to the system; COUNTED follows */
     NOTE_PLANT, /* take `amount` bytes of memory; fate: free them, or leak them */
     /* to the trainer */
-    NOTE_PUBLISH, /* version; seed of the change; fate, rate: how; pause_us between two tensors;
-                     it waits for `amount` workers, `ms` at most */
+    NOTE_PUBLISH, /* version; seed of the change; fate, rate, manner (the way): how; pause_us
+                     between two tensors; it waits for `amount` workers, `ms` at most */
     NOTE_REOPEN,  /* closes the publisher and opens one at the same endpoint; READY follows */
     NOTE_DECLARE, /* other tensors */
     /* to a worker */
@@ -39,12 +39,14 @@ typedef enum chaos_note_kind {
     NOTE_WAITED,  /* status, ms */
     NOTE_BEGUN,   /* version, status, ms */
     NOTE_WRITTEN, /* version, digest */
-    NOTE_MEMBER,  /* of the version just ended: name, status, flags, text: reason */
+    NOTE_MEMBER,  /* of the version just ended: name, status, flags, manner: the path, text: reason
+                   */
     NOTE_DONE,    /* version, status, ms; amount: the committed version; text: the error */
     /* from a worker */
-    NOTE_TAKEN,   /* version, digest, ms waited */
+    NOTE_TAKEN,   /* version, digest, ms waited, flags */
+    NOTE_LOST,    /* version, status, flags: it could not be loaded, and was refused; text: why */
     NOTE_DECIDES, /* version: it is about to accept it */
-    NOTE_DECIDED, /* version, status; manner: what it did */
+    NOTE_DECIDED, /* version, status, flags; manner: what it did */
     NOTE_ENDED,   /* status, text: refused for good */
     NOTE_COUNTS,  /* bytes that travelled, frames that were damaged */
 } chaos_note_kind;
@@ -54,6 +56,11 @@ typedef enum chaos_member_flag {
     MEMBER_COUNTED = 2, /* the version counted on it */
     MEMBER_COMMITTED = 4,
 } chaos_member_flag;
+
+typedef enum chaos_taken_flag {
+    TAKEN_ON_GPU = 1,
+    TAKEN_STREAMED = 2,
+} chaos_taken_flag;
 
 typedef enum chaos_plant {
     PLANT_NONE,

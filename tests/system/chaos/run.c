@@ -102,11 +102,30 @@ static void hear_member(chaos_run *run, const chaos_note *note)
     if (worker < 0 && !attacker && !any_flipped(run))
         run_fail(run, "no worker is called %s", note->name);
     if ((note->flags & MEMBER_COUNTED) != 0) result->counted++;
+    if ((note->flags & MEMBER_COUNTED) != 0 &&
+        (note->manner == REFIT_PATH_SHM || note->manner == REFIT_PATH_SOCKET))
+        run->round.hosted = true;
     if ((note->flags & MEMBER_COUNTED) != 0 && committed) result->applied++;
     if (worker >= 0 && committed) result->names |= 1u << worker;
 }
 
 static void hear_workers(chaos_run *run);
+
+/* A version is served from its copies. Those on the GPU go with any begin that finds no worker
+ * there, and with one slot the version before goes with one that fails, if either had no other. */
+static void keep_served(chaos_run *run, const chaos_note *done)
+{
+    run_round *round = &run->round;
+    bool one_slot = run->plan.slots == 1 && !round->hosted;
+    if (done->amount != done->version) {
+        if (run->gpu && (!run->hosted || one_slot)) run->served = 0;
+        return;
+    }
+    run->served = done->amount;
+    run->hosted = round->hosted || !run->gpu;
+    run->passes = round->passes;
+    run->has = round->result.names;
+}
 
 /* A worker announces a version before the trainer counts it: the workers are heard first. */
 static void judge_done(chaos_run *run)
@@ -125,7 +144,7 @@ static void judge_done(chaos_run *run)
     run->committed = note->amount;
     for (int i = 0; i < 3 && note->amount == note->version; i++)
         run->totals.blocks[i] += note->blocks[i];
-    if (note->amount == note->version) run->served = note->amount;
+    keep_served(run, note);
     if (note->amount == note->version) run->totals.committed++;
     if (note->amount != note->version) run->totals.aborted++;
     uint32_t most = ACTOR_STAGE_TIMEOUT + ACTOR_COMMIT_TIMEOUT + run->round.stopped_ms;
@@ -205,15 +224,56 @@ static void hear_trainer(chaos_run *run)
 
 /* ---- The workers' words */
 
+static void has_nothing(chaos_run *run, uint32_t at)
+{
+    run->worker[at].version = run->worker[at].taken = 0;
+    run->has &= ~(1u << at);
+}
+
+/* Whether the trainer may have changed what it lent, or copied, to the GPU for a version. */
+static bool is_over(chaos_run *run, uint64_t version)
+{
+    hear_trainer(run);
+    const ledger_entry *entry = ledger_find(&run->ledger, version);
+    const chaos_note *done = &run->round.done;
+    bool ended = done->kind == NOTE_DONE && done->version == version;
+    return entry != NULL && (entry->fate != ENTRY_OPEN || ended);
+}
+
+/* A worker on the GPU could not load a version that ended without it, or came to nothing. */
+static void hear_lost(chaos_run *run, uint32_t at, const chaos_note *note)
+{
+    run_worker *one = &run->worker[at];
+    bool streamed = (note->flags & TAKEN_STREAMED) != 0;
+    bool late = note->status == REFIT_ERR_TIMEOUT && run->plan.each[at].gpu;
+    bool torn = note->status == REFIT_ERR_CORRUPT && (streamed || is_over(run, note->version));
+    bool failed =
+        streamed && (note->status == REFIT_ERR_CANCELLED || note->status == REFIT_ERR_CLOSED);
+    run_say(run, "%s cannot load version %" PRIu64 "%s: %s %s", one->name, note->version,
+            streamed ? ", streamed" : "", refit_status_name((refit_status)note->status),
+            note->text);
+    if (!late && !((note->flags & TAKEN_ON_GPU) != 0 && (torn || failed)))
+        run_fail(run, "%s cannot load version %" PRIu64, one->name, note->version);
+    has_nothing(run, at);
+    if (streamed) one->lost = run->next;
+    run->totals.lost++;
+}
+
 static void hear_decided(chaos_run *run, uint32_t at, const chaos_note *note)
 {
     char complaint[LEDGER_COMPLAINT];
     run_worker *one = &run->worker[at];
     bool kept = note->manner == MANNER_REFUSE_KEPT, lost = note->manner == MANNER_REFUSE_LOST;
+    bool streamed = (note->flags & TAKEN_STREAMED) != 0;
+    bool failed =
+        streamed && (note->status == REFIT_ERR_CANCELLED || note->status == REFIT_ERR_CLOSED);
+    lost = lost || (kept && streamed);
     one->taken = 0;
-    if (note->status == REFIT_ERR_STALE || (lost && note->status == REFIT_OK)) {
-        run_say(run, "%s has nothing: %s %s", one->name, lost ? "refused" : "stale", note->text);
-        one->version = 0;
+    if (note->status == REFIT_ERR_STALE || failed || (lost && note->status == REFIT_OK)) {
+        run_say(run, "%s has nothing: %s %s", one->name,
+                lost ? "refused" : refit_status_name((refit_status)note->status), note->text);
+        has_nothing(run, at);
+        if (streamed) one->lost = run->next;
         return;
     }
     if (note->status != REFIT_OK)
@@ -249,6 +309,8 @@ static void hear_taken(chaos_run *run, uint32_t at, const chaos_note *note)
     if (note->version == 0) return;
     one->taken = note->version;
     one->digest = note->digest;
+    if ((note->flags & TAKEN_ON_GPU) != 0) run->totals.on_gpu++;
+    if ((note->flags & TAKEN_STREAMED) != 0) run->totals.streamed++;
 }
 
 /* A flipped bit may make the trainer refuse a worker for good; a key that was taken back must. */
@@ -275,6 +337,7 @@ static void worker_says(chaos_run *run, uint32_t at, const chaos_note *note)
         one->ready = true;
         break;
     case NOTE_TAKEN: hear_taken(run, at, note); break;
+    case NOTE_LOST: hear_lost(run, at, note); break;
     case NOTE_DECIDES: hear_decides(run, at, note); break;
     case NOTE_DECIDED: hear_decided(run, at, note); break;
     case NOTE_ENDED: hear_ended(run, at, note); break;
@@ -376,6 +439,8 @@ void run_number_versions(chaos_run *run)
 {
     uint64_t apart = (uint64_t)LEDGER_MOST * run->trainers;
     run->committed = run->served = 0;
+    for (uint32_t i = 0; i < run->plan.workers; i++)
+        run->worker[i].lost = 0;
     run->next = run->plan.numbers_fall ? UINT64_C(1000000000) - apart : apart;
 }
 
@@ -383,6 +448,7 @@ void run_start_trainer(chaos_run *run)
 {
     actor_part part = make_part(run);
     part.number = run->trainers++;
+    part.gpu = run->gpu;
     snprintf(part.endpoint, sizeof part.endpoint, "%s", run->endpoint);
     run->trainer_ready = false;
     run_number_versions(run);
@@ -397,13 +463,15 @@ void run_start_worker(chaos_run *run, uint32_t worker)
     char address[INET_ADDRSTRLEN] = "";
     inet_ntop(AF_INET, &run->address, address, sizeof address);
     part.number = worker;
+    part.gpu = run->gpu && run->plan.each[worker].gpu;
     part.boot_clock = run->boot_clocks && run->plan.each[worker].boot_clock_s != 0;
     snprintf(part.name, sizeof part.name, "%s", one->name);
     snprintf(part.endpoint, sizeof part.endpoint, "tcp://%s:%u", address, one->port);
     run_key_name(worker, part.key);
     one->times++;
     one->revoked = one->shut;
-    one->version = one->taken = one->kept = 0;
+    one->kept = one->lost = 0;
+    has_nothing(run, worker);
     one->ready = false;
     if (!process_start(&one->process, worker_run, &part, NULL))
         run_fail(run, "a process could not be started");

@@ -38,6 +38,7 @@ typedef struct run_worker {
     uint64_t taken;   /* the update that is open */
     uint64_t digest;  /* of that */
     uint64_t kept;    /* the version that it refused and need not have */
+    uint64_t lost;    /* the newest version when a streamed one left it with none */
     chaos_note count; /* NOTE_COUNTED, since it was last asked */
     resources before;
 } run_worker;
@@ -51,6 +52,8 @@ typedef struct run_mend {
 /* The trainer's report of the version under way. */
 typedef struct run_round {
     bool open;
+    bool hosted;     /* a worker that it counts on is not on the GPU */
+    bool passes;     /* see chaos_run */
     chaos_note done; /* its last word, not yet checked */
     ledger_result result;
     uint32_t claimed;    /* as in the run, at any moment since it began */
@@ -68,6 +71,9 @@ typedef struct run_totals {
     uint64_t resent;
     uint64_t evicted;
     uint64_t sent_bytes;
+    uint32_t on_gpu;   /* versions that workers took there */
+    uint32_t streamed; /* of them, piece by piece */
+    uint32_t lost;     /* updates that could not be loaded */
 } run_totals;
 
 typedef struct chaos_run {
@@ -89,6 +95,10 @@ typedef struct chaos_run {
     uint32_t wait_ms;         /* how long the version under way may wait for workers */
     uint64_t served;    /* the committed one, if it can still be had: not after other tensors were
                            declared */
+    bool hosted;        /* it has a copy in host memory */
+    bool passes;        /* it has none on the GPU: it was lent, or streamed */
+    uint32_t has;       /* the workers that have applied it, and still have it, a bit each */
+    bool gpu;           /* the trainer is on a GPU */
     char endpoint[256]; /* the trainer's */
     resources trainer_before;
     run_worker worker[WORKERS_MOST];
