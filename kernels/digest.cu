@@ -1,6 +1,6 @@
 /*
- * digest: the sum of kernels/digest.h. Warps take chunks of RFT_DIGEST_CHUNK bytes, of one digest or
- * of a list of them, and add what they found, once for as many chunks of one digest as come in a
+ * digest: the sum of kernels/digest.h. Warps take chunks of RFT_DIGEST_CHUNK bytes, of one digest
+ * or of a list of them, and add what they found, once for as many chunks of one digest as come in a
  * row: a sum, so that the order does not matter.
  *
  * Data on a boundary of 8 bytes is read by pairs of words, with one word before them where the
