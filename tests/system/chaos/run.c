@@ -247,9 +247,10 @@ static void hear_lost(chaos_run *run, uint32_t at, const chaos_note *note)
     bool streamed = (note->flags & TAKEN_STREAMED) != 0;
     bool late = note->status == REFIT_ERR_TIMEOUT && run->plan.each[at].gpu;
     bool torn = note->status == REFIT_ERR_CORRUPT && (streamed || is_over(run, note->version));
+    bool given_up = note->status == REFIT_ERR_NOT_FOUND;
     bool flipped = note->status == REFIT_ERR_PROTOCOL && one->flipped && !run->keys;
     bool failed = streamed && (note->status == REFIT_ERR_CANCELLED ||
-                               note->status == REFIT_ERR_CLOSED || flipped);
+                               note->status == REFIT_ERR_CLOSED || flipped || given_up);
     run_say(run, "%s cannot load version %" PRIu64 "%s: %s %s", one->name, note->version,
             streamed ? ", streamed" : "", refit_status_name((refit_status)note->status),
             note->text);
