@@ -748,7 +748,7 @@ class Reading(torch.optim.Optimizer):
 @pytest.mark.parametrize("before", [0, 2])
 def test_what_states_share_and_a_step_only_reads_stays_one(schedule: Schedule, before: int) -> None:
     if schedule.has_share and training.DEVICE != "cpu":
-        pytest.skip("its code reads a table on the GPU beside what the CPU steps")
+        pytest.skip("its code reads a table on the GPU while the CPU steps")
     with Twins(schedule, Reading, before=before, verify_steps=2) as twins:
         twins.step(2)
         twins.cycle()

@@ -1,7 +1,7 @@
 """Copying a version into tensors that exist: checked whole first, then written.
 
-A check names everything that does not fit at once. It is views on one side, and a module or a
-mapping of tensors on the other; a ``Fit`` is kept by whoever has the next version.
+A check names everything that does not fit at once. It compares views with a module, or with a
+mapping of tensors; the caller keeps a ``Fit`` for the next version.
 """
 
 from collections.abc import Iterator, Mapping

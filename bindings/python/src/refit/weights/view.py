@@ -299,7 +299,7 @@ class View:
 
     @property
     def _pointer(self) -> int:
-        """0: there are no bytes, or not yet."""
+        """0: it has no bytes, or they have not come yet."""
         places = self._owner._places
         return (places[self._entry.number] or 0) if places else 0
 
