@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 import training
 from refit.states.offloaded_tensor import kind_of
-from schedules import BOTH, CYCLE, SHARE, Layers, Schedule, lives_on_host, stepped_by_cpu
+from schedules import BOTH, CYCLE, SHARE, WINDOWS, Layers, Schedule, lives_on_host, stepped_by_cpu
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
@@ -70,6 +70,26 @@ def test_a_rank_ends_with_the_bits_of_one_without_refit(schedule: Schedule) -> N
                 controller.restore()
     alone.step(), moved.step()
     assert all(map(torch.equal, alone.shards(), moved.shards()))
+
+
+@pytest.fixture
+def the_only_rank(tmp_path: Path) -> Any:
+    ranks.join(0, 1, tmp_path, backend="cpu:gloo")
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("the_only_rank")
+def test_fsdp2_lets_windows_come_in_during_the_backward_pass() -> None:
+    alone, moved = (shard_scenes.Sharded("fsdp2", width=shard_scenes.WIDTH) for _ in range(2))
+    with WINDOWS.open(moved.optimizer, moved.model) as controller:
+        for number in range(4):
+            alone.gradients(), moved.gradients()
+            assert (controller.stats()["refit/window_bytes"] > 0) == (number > 0)
+            alone.finish(), moved.finish()
+            moved.optimizer.state_dict()
+            assert controller.stats()["refit/window_bytes"] == 0
+            assert all(map(torch.equal, alone.shards(), moved.shards()))
 
 
 @pytest.fixture(scope="module")

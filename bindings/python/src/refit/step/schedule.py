@@ -135,7 +135,7 @@ class HostStates:
     step; None: as configured (``offload.window_bytes``, ``offload.windows``). A parameter whose
     states are larger than a window is stepped part by part where PyTorch's arithmetic is element by
     element; else the window grows. ``prefetch``: the first windows come in during the backward
-    pass, if there is memory (not with FSDP2). ``resident_bytes`` (a number, or "2GiB"), or all but
+    pass, if there is memory. ``resident_bytes`` (a number, or "2GiB"), or all but
     ``fraction`` (0 to 1): the states of the first parameters live on the device, and take part in
     the cycle. ``allow_unverified``, ``verify_steps``: see ``CpuStep``; what one of two combined
     schedules says of them holds for both.

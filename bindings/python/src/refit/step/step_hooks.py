@@ -156,8 +156,8 @@ class _LastThen:
 
 class Prefetch:
     """Lets the first windows come in during the backward pass: a hook on the parameter whose
-    gradient is there first, the last one that was stepped. FSDP2 calls no such hook: there the
-    step itself begins the copies."""
+    gradient is there first, the last one that was stepped. FSDP2 calls it when it has reduced the
+    gradients of a group; where nothing calls it, the step itself begins the copies."""
 
     def __init__(self, states: "HostStateManager") -> None:
         self._states = weakref.ref(states)
