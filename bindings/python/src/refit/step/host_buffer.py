@@ -117,13 +117,13 @@ class HostBuffer(Closing):
         """Whether a region is masters that are in the image as what their weights lack."""
         return region in self._weights_at
 
-    def storage(self, region: int) -> torch.UntypedStorage:
-        """The bytes of a region in the image. As long as the storage is there, the image is.
-        UnsupportedError for one that is coded."""
+    def memory(self, region: int) -> Any:
+        """The bytes of a region in the image, as ctypes has them. As long as they are there, the
+        image is. UnsupportedError for one that is coded."""
         address, count = self.window.host(region)
         memory: Any = (ctypes.c_char * count).from_address(address)
         memory.owner = self.offloader
-        return torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+        return memory
 
     # ---- the windows' memory --------------------------------------------------------------------
 

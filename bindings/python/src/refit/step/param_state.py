@@ -5,6 +5,7 @@ region of the image; a wrapper such as a DTensor has one for each plain tensor i
 again around other tensors, by its ``Recipe``. Independent of what steps states.
 """
 
+import ctypes
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from operator import methodcaller
@@ -67,7 +68,8 @@ class BufferSlot:
         if self.is_coded:
             self.view = like
             return
-        self._storage = buffer.storage(region) if self.nbytes else None
+        self._memory: Any = buffer.memory(region) if self.nbytes else None
+        self._storage: torch.UntypedStorage | None = None
         self.show()
 
     def show(self) -> None:
@@ -75,14 +77,21 @@ class BufferSlot:
         # To be written in any mode.
         with interrupts_held(), torch.inference_mode(False), torch.no_grad():
             self.view = torch.empty(0, dtype=self.dtype, device="cpu")
-            if self._storage is not None:
-                self.view.set_(self._storage, 0, self.shape, self.stride)
+            if self._memory is not None:
+                self.view.set_(self._storage_here(), 0, self.shape, self.stride)
         self._layout = _layout_at(self.view)
+
+    def _storage_here(self) -> torch.UntypedStorage:
+        """Over the image. ``share_memory_()`` moves a storage to other memory, with all tensors
+        that have it: then it is theirs, and the image gets another."""
+        if self._storage is None or self._storage.data_ptr() != ctypes.addressof(self._memory):
+            self._storage = torch.frombuffer(self._memory, dtype=torch.uint8).untyped_storage()
+        return self._storage
 
     @property
     def is_displaced(self) -> bool:
-        """Whether ``view`` has other memory now (``swap_tensors``, ``view.data = x``), or is read
-        in another way (``t_()``)."""
+        """Whether ``view`` has other memory now (``swap_tensors``, ``view.data = x``,
+        ``share_memory_()``), or is read in another way (``t_()``)."""
         return not self.is_coded and _layout_at(self.view) != self._layout
 
     @property

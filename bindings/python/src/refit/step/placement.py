@@ -204,17 +204,21 @@ class Placement:
         """Every state that there is, or that is foreseen, gets its place; those that there are move
         there. Blocks for the page-lock and for copies. BudgetError and others: what has moved stays
         moved, nothing is lost, call again."""
-        changed = [
-            (number, optimizer, group, parameter)
-            for number, optimizer in enumerate(self._optimizers)
-            for group, parameter in parameters_of(optimizer)
-            if not self._is_in_place(optimizer, parameter)
-        ]
+        changed = self._changed()
         self._separate(changed)
         self._move_back(changed)
         without = list(self._without_place(changed))
         if without:
             self._give_places(without)
+
+    def _changed(self) -> list[tuple[int, Optimizer, int, Any]]:
+        """Parameters whose states may not be as a step has left them."""
+        return [
+            (number, optimizer, group, parameter)
+            for number, optimizer in enumerate(self._optimizers)
+            for group, parameter in parameters_of(optimizer)
+            if not self._is_in_place(optimizer, parameter)
+        ]
 
     def _give_places(
         self, without: Sequence[tuple[Optimizer, Any, StateLayout, dict[Any, Any]]]
@@ -271,6 +275,7 @@ class Placement:
         if param_state is None or not state:
             return False
         if sum(one.show_again() for one in param_state.states.values()):  # each of them is asked
+            self._image |= _storages_of([param_state])
             return False
         for key, value in state.items():
             one = param_state.states.get(key)
@@ -433,10 +438,7 @@ class Placement:
         for buffer in [one for one in self.buffers if id(one) not in used]:
             buffer.close()
             self.buffers.remove(buffer)
-        states = [
-            one for param_state in self.param_states.values() for one in param_state.states.values()
-        ]
-        self._image = {slot.storage_id for one in states for slot in one.slots} - {0}
+        self._image = _storages_of(self.param_states.values())
         self._observers.hold(IMAGE, self.nbytes)
 
     def _name_of(self, parameter: Any) -> str:
@@ -561,6 +563,7 @@ class Placement:
     def move_out(self) -> None:
         """The states become tensors of PyTorch's own, on the device. DeviceMemoryError: some have,
         nothing is lost. Not while copies are under way."""
+        self._move_back(self._changed())
         for optimizer in self._optimizers:
             counts_there = {
                 id(one)
@@ -606,6 +609,12 @@ def _why_it_stays(value: Any) -> str | None:
 
 def _nbytes(value: Any) -> int:
     return sum(map(extent, plain_of(value)))
+
+
+def _storages_of(param_states: Iterable[ParamState]) -> set[int]:
+    """Of the image, those over which their states lie."""
+    states = [one for param_state in param_states for one in param_state.states.values()]
+    return {slot.storage_id for one in states for slot in one.slots} - {0}
 
 
 def _can_leave(parameter: Any, layout: StateLayout) -> bool:
