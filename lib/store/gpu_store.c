@@ -65,18 +65,23 @@ static refit_status block_open(rft_gpu_block **out, refit_error *error)
     return status;
 }
 
+static void block_free(rft_gpu_block *block)
+{
+    rft_share_lock_close(&block->share_lock);
+    rft_free(block->chunks);
+    rft_free(block);
+}
+
 /* False: a worker has it mapped, or the device would not take its memory back, and the block stays.
  */
 static bool block_close(refit_device *device, rft_gpu_block *block)
 {
     if (rft_pending_count(&block->pending) > 0) return false;
-    if (block->chunk_count > 0 && rft_share_lock_is_mapped(&block->share_lock)) return false;
+    if (rft_share_lock_is_mapped(&block->share_lock)) return false;
     for (; block->chunk_count > 0; block->chunk_count--) {
         if (!give_back(device, block->chunks[block->chunk_count - 1].memory)) return false;
     }
-    rft_share_lock_close(&block->share_lock);
-    rft_free(block->chunks);
-    rft_free(block);
+    block_free(block);
     return true;
 }
 
@@ -147,6 +152,13 @@ uint32_t rft_gpu_store_close(rft_gpu_store *store, int64_t deadline)
     }
     for (rft_gpu_block *block = store->retired, *next; block != NULL; block = next) {
         next = block->next;
+        if (block->chunk_count == 0 && rft_pending_count(&block->pending) == 0) {
+            rft_log(REFIT_LOG_WARNING,
+                    "a worker still maps memory that the trainer has lent: the driver may keep it "
+                    "until the worker has unmapped it");
+            block_free(block);
+            continue;
+        }
         block->left.give_back = close_left;
         rft_device_defer_free(store->device, &block->left);
         left++;

@@ -88,8 +88,9 @@ typedef struct rft_gpu_store {
 
 /* The device shares memory. REFIT_ERR_DEVICE_MEMORY, and what export answers. */
 refit_status rft_gpu_store_open(refit_device *device, rft_gpu_store **out, refit_error *error);
-/* Waits until no worker maps any block, until `deadline`; the others are left to the device, since
- * a worker would read what was freed. Returns how many those are. NULL is allowed. */
+/* Waits until no worker maps any block, or what is lent, until `deadline`; blocks that are mapped
+ * then are left to the device, since a worker would read what was freed. Returns how many those
+ * are. NULL is allowed. */
 uint32_t rft_gpu_store_close(rft_gpu_store *store, int64_t deadline);
 
 /* Makes the slot safe to write: its block as it is, or a fresh one without memory. From now on no

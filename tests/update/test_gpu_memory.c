@@ -259,11 +259,18 @@ PLAY_TEST(other_tensors_take_other_memory_when_the_old_is_let_go)
     }
 }
 
+typedef struct closing {
+    test_trainer *trainer;
+    atomic_bool released; /* by the reader */
+    bool waited;
+} closing;
+
 static void *close_trainer(void *user)
 {
-    test_trainer *trainer = user;
-    refit_publisher_close(trainer->publisher);
-    trainer->publisher = NULL;
+    closing *it = user;
+    refit_publisher_close(it->trainer->publisher);
+    it->waited = atomic_load(&it->released);
+    it->trainer->publisher = NULL;
     return NULL;
 }
 
@@ -274,18 +281,25 @@ static void await_goodbye(rollout_thread *member)
         assert_ok(refit_subscriber_describe(member->subscriber, &info, NULL));
 }
 
-/* The memory is freed when the reader releases it, and not before. */
+/* The memory, which the trainer lends or not, is freed when the reader releases it, and not before.
+ */
 PLAY_TEST(close_waits_for_readers)
 {
-    rft_thread thread;
-    gpu_play_open(play, NULL);
-    rollout_thread *keeper = gpu_play_hire(play, true, ROLLOUT_KEEP);
-    (void)gpu_play_publish(play, 1);
-    assert_true(rollouts_wait(keeper, 1, 1) == gpu_play_digest(1));
-    assert_ok(rft_thread_start(&thread, "close", close_trainer, &play->trainer, NULL));
-    await_goodbye(keeper);
-    rollouts_let_go(keeper);
-    rft_thread_join(thread);
+    for (int lends = 0; lends < 2; lends++) {
+        rft_thread thread;
+        gpu_play_open(play, slow_heart);
+        play->trainer.lends = lends != 0;
+        closing it = {.trainer = &play->trainer};
+        rollout_thread *keeper = gpu_play_hire(play, true, ROLLOUT_KEEP);
+        (void)gpu_play_publish(play, 1);
+        assert_true(rollouts_wait(keeper, 1, 1) == gpu_play_digest(1));
+        assert_ok(rft_thread_start(&thread, "close", close_trainer, &it, NULL));
+        await_goodbye(keeper);
+        atomic_store(&it.released, true);
+        rollouts_let_go(keeper);
+        rft_thread_join(thread);
+        assert_true(it.waited);
+    }
 }
 
 static void linger_briefly(refit_config *config)

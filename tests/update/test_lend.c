@@ -148,7 +148,6 @@ PLAY_TEST(a_version_may_be_lent_in_part)
     refit_weight weights[SAMPLE_TENSORS];
     open_lending(play, NULL);
     rollout_thread *member = gpu_play_hire(play, true, ROLLOUT_ACCEPT);
-    uint64_t copied = 0;
     for (uint64_t version = 1; version <= 6; version++) {
         trainer_begin(&play->trainer, version);
         uint32_t count = trainer_weights(&play->trainer, weights), half = count / 2;
@@ -158,10 +157,10 @@ PLAY_TEST(a_version_may_be_lent_in_part)
         spoil(play, weights + half, count - half); /* those are copied */
         assert_ok(refit_publisher_commit(play->trainer.publisher, NULL));
         assert_true(rollouts_wait(member, version, 1) == gpu_play_digest(version));
-        if (version == 2) copied = trainer_stats(&play->trainer).publish_gpu_bytes;
+        /* Two blocks at most: the worker may still be about to let go of the one before. */
+        assert_in_range(trainer_stats(&play->trainer).publish_gpu_bytes, 1,
+                        2 * play->trainer.sample.manifest->store_bytes);
     }
-    assert_in_range(copied, 1, 2 * play->trainer.sample.manifest->store_bytes);
-    assert_int_equal(trainer_stats(&play->trainer).publish_gpu_bytes, copied);
 }
 
 /* What a failed call had lent already is copied by the one that takes its place. */

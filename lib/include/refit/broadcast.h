@@ -97,8 +97,9 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_open(const char *endpoin
                                                              refit_error *error);
 
 /*
- * Aborts a version under way, says goodbye to the workers, and frees all; NULL is allowed. Blocks
- * at most broadcast.linger_ms and a moment.
+ * Aborts a version under way, says goodbye to the workers, waits until they have unmapped the GPU's
+ * memory, what was lent to them too, and frees all; NULL is allowed. Blocks at most
+ * broadcast.linger_ms and a moment; what a worker still maps then is a line in the log.
  */
 REFIT_API void refit_publisher_close(refit_publisher *publisher);
 
