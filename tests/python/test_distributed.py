@@ -12,13 +12,13 @@ import shard_scenes
 import torch
 import torch.distributed as dist
 import training
-from refit.states.offloaded_tensor import kind_of
+from refit.states.offloaded_tensor import OffloadedTensor, kind_of
 from schedules import BOTH, CYCLE, SHARE, WINDOWS, Layers, Schedule, lives_on_host, stepped_by_cpu
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from training import drawn
+from training import Wrapper, drawn
 
 pytestmark = [pytest.mark.timeout(600), ranks.needs_fsdp2]
 WIDTH = 40
@@ -70,6 +70,57 @@ def test_a_rank_ends_with_the_bits_of_one_without_refit(schedule: Schedule) -> N
                 controller.restore()
     alone.step(), moved.step()
     assert all(map(torch.equal, alone.shards(), moved.shards()))
+
+
+class Pair(Wrapper):
+    """Of two tensors, as torchao's states are: within its operations no class is asked."""
+
+    names = ("first", "second")
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.view.default:  # a DTensor is made of one
+            return cls(args[0].first, args[0].second)
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+class Sums(torch.optim.Optimizer):
+    """Keeps a ``Pair`` in a DTensor of each parameter."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            grad, mine = (shard_scenes.local(one) for one in (parameter.grad, parameter))
+            state = self.state[parameter]
+            if not state:
+                pair: Any = Pair(*(torch.zeros_like(mine) for _ in range(2)))
+                if isinstance(parameter, DTensor):
+                    split = parameter.device_mesh, parameter.placements
+                    pair = DTensor.from_local(pair, *split, run_check=False)
+                state["sums"] = pair
+            pair = getattr(state["sums"], "_local_tensor", state["sums"])
+            pair.first.add_(grad)
+            pair.second.add_(grad, alpha=2)
+            mine.sub_(pair.first + pair.second, alpha=0.1)
+
+
+@pytest.mark.usefixtures("one_of_two_ranks")
+def test_a_wrapper_within_a_wrapper_waits_for_the_copies_too() -> None:
+    run = Split(Sums)
+    with WINDOWS.open(run.optimizer, run.model):
+        run.step()  # makes the states
+        for _ in range(2):
+            run.step()
+            for state in run.optimizer.state.values():
+                outer = state["sums"]
+                inner = outer._local_tensor
+                for one in (outer, inner, inner.first, inner.second):
+                    assert isinstance(one, OffloadedTensor)
+            assert torch.equal(inner.second.clone(), 2 * inner.first)
+            assert not isinstance(inner, OffloadedTensor)
 
 
 @pytest.fixture

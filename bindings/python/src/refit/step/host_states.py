@@ -238,9 +238,7 @@ class HostStateManager:
             visiting = [one for one in self.placement.param_states.values() if one.share is None]
             for param_state in visiting:
                 for one in param_state.states.values():
-                    tensors += [slot.view for slot in one.slots]
-                    if one.shown is not one.slots[0].view:
-                        tensors.append(one.shown)
+                    tensors += [*one.wrappers, *(slot.view for slot in one.slots)]
             self._offloaded.mark(_STATES, tensors)
 
     def prefetch(self, optimizer: Optimizer) -> None:

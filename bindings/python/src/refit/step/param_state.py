@@ -146,7 +146,14 @@ class State:
     def __init__(self, slots: list[BufferSlot], recipe: Recipe) -> None:
         self.slots = slots
         self._recipe = recipe
-        self.shown = self.over([slot.view for slot in slots])
+        self._show()
+
+    def _show(self) -> None:
+        self.shown = self.over([slot.view for slot in self.slots])
+        self.wrappers: list[Any] = []
+        """``shown``, if it is one, and those in it."""
+        for _ in opened(self.shown, self.wrappers):
+            pass
 
     def over(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         """The state over other memory: a plain tensor for each slot."""
@@ -163,7 +170,7 @@ class State:
             return False
         for slot in displaced:
             slot.show()
-        self.shown = self.over([slot.view for slot in self.slots])
+        self._show()
         return True
 
     def _is_made_of_views(self) -> bool:
