@@ -12,6 +12,7 @@ import refit  # noqa: E402
 from refit import Controller  # noqa: E402
 from refit.errors import InvalidError  # noqa: E402
 from refit.states.optimizers import innermost, innermost_of  # noqa: E402
+from schedules import Schedule  # noqa: E402
 from training import Run, assert_same, hooks_of  # noqa: E402
 
 
@@ -56,6 +57,17 @@ def test_a_wrapper_around_itself_or_around_nothing_is_refused() -> None:
     for wrong in (circle, Wrapper(None), Wrapper(3)):
         with pytest.raises(InvalidError, match="not a torch optimizer"):
             innermost(wrong)
+
+
+def test_an_optimizer_that_takes_no_hooks_is_refused(schedule: Schedule) -> None:
+    class Bare(torch.optim.Optimizer):
+        def __init__(self, parameters: Any) -> None:
+            self.param_groups = [{"params": list(parameters)}]
+            self.state = {}  # type: ignore[assignment]
+
+    model = torch.nn.Linear(4, 4)
+    with pytest.raises(InvalidError, match="a Bare takes no hooks on its step, because it never"):
+        schedule.open(Bare(model.parameters()), model)
 
 
 def test_ours_runs_before_the_hooks_of_others(run: Run) -> None:

@@ -32,6 +32,12 @@ def innermost(optimizer: Any) -> torch.optim.Optimizer:
             f"a {type(optimizer).__name__} is not a torch optimizer and holds none as .optimizer: "
             "give the optimizers that step, one or a list of them"
         )
+    if not hasattr(found, "_optimizer_step_pre_hooks"):
+        raise InvalidError(
+            f"a {type(found).__name__} takes no hooks on its step, because it never called "
+            "torch.optim.Optimizer.__init__: let its constructor do so, or let it keep the "
+            "optimizer that steps as .optimizer"
+        )
     return found
 
 
