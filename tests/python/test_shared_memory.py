@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.multiprocessing  # it tells the pickler of tensors
-from schedules import Schedule, Twins
+from schedules import CYCLE, Schedule, Twins
 
 KEYS = ("exp_avg", "exp_avg_sq")
 
@@ -76,3 +76,14 @@ def test_states_that_were_moved_and_exchanged_find_their_places(schedule: Schedu
             for run in twins:
                 one, other = (run.optimizer.state[run.model[at].weight] for at in (2, 4))
                 one["exp_avg"], other["exp_avg"] = other["exp_avg"], one["exp_avg"]
+
+
+def test_states_that_were_shared_while_away_come_back() -> None:
+    with Twins(CYCLE) as twins:
+        for _ in range(3):
+            twins.step()
+            twins.controller.offload()
+            for one in moments(twins.moved):
+                one.untyped_storage().share_memory_()
+            twins.controller.restore()
+            twins.assert_same()

@@ -320,7 +320,9 @@ class DeviceRegions:
     def _allocate(self, number: int, by_storage: TensorsByStorage) -> None:
         nbytes, storage = self.specs.nbytes[number], self._storages[number]
         try:
-            if storage.resizable():
+            # On a CPU one that was shared while it was empty says that it can be resized, and ends
+            # the process.
+            if storage.resizable() and not (storage.device.type == "cpu" and storage.is_shared()):
                 storage.resize_(nbytes)
             else:
                 self._replace(number, storage, by_storage)
