@@ -223,6 +223,26 @@ void rft_touch_close(rft_touch *touch)
     rft_mutex_close(&touch->lock);
 }
 
+static refit_status touch_shared(void *base, uint64_t bytes, rft_cancel_token *token,
+                                 refit_error *error)
+{
+    rft_touch touch;
+    RFT_TRY(rft_touch_open(&touch, base, bytes, 0, 0, -1, token, error));
+    refit_status status = rft_touch_reach(&touch, bytes, error);
+    rft_touch_close(&touch);
+    return status;
+}
+
+refit_status rft_touch_all(void *base, uint64_t bytes, refit_error *error)
+{
+    rft_cancel_token token;
+    if (bytes <= CHUNK) return rft_touch_range(base, bytes, error);
+    RFT_TRY(rft_cancel_token_open(&token, error));
+    refit_status status = touch_shared(base, bytes, &token, error);
+    rft_cancel_token_close(&token);
+    return status;
+}
+
 /* ---- Page locks, slab by slab --------------------------------------------------------------- */
 
 void rft_slab_pins_drop(rft_slab_pins *pins)

@@ -95,4 +95,8 @@ refit_status rft_touch_reach(rft_touch *touch, uint64_t bytes, refit_error *erro
 /* Ends it where it is. */
 void rft_touch_close(rft_touch *touch);
 
+/* All of it, by threads that are gone when it returns. Blocks. REFIT_ERR_HOST_MEMORY,
+ * REFIT_ERR_SYSTEM. */
+refit_status rft_touch_all(void *base, uint64_t bytes, refit_error *error);
+
 #endif

@@ -36,6 +36,7 @@
 #include "base/user.h"
 #include "memory/budget.h"
 #include "memory/fork_map.h"
+#include "memory/slab_pins.h"
 
 /* Of Linux, where the C library's headers are older. */
 #ifndef F_SEAL_FUTURE_WRITE
@@ -188,17 +189,22 @@ static refit_status room_check(uint64_t bytes, rft_budget *room, refit_error *er
     return bytes > room->free_bytes ? room_failed(bytes, room, ENOMEM, error) : REFIT_OK;
 }
 
-/* What is taken is mapped at once, so that writing it meets no page faults; where the kernel knows
- * no such advice it does. */
+/* Taken through the mapping, by several threads, it is mapped as well, so that writing it meets no
+ * page faults. A kernel that does not know how (before Linux 5.14) would answer with a signal where
+ * there is not so much: there the file is given its room, and the faults come later. */
 static refit_status room_take(rft_segment *segment, const rft_budget *room, refit_error *error)
 {
     int code;
+    refit_error why = {0};
+    if (madvise(segment->memory, 1, MADV_POPULATE_WRITE) == 0) {
+        refit_status status = rft_touch_all(segment->memory, segment->bytes, &why);
+        return status == REFIT_OK ? status
+                                  : room_failed(segment->bytes, room, why.subsystem, error);
+    }
     do {
         code = posix_fallocate(segment->fd, 0, (off_t)segment->bytes);
     } while (code == EINTR);
-    if (code != 0) return room_failed(segment->bytes, room, code, error);
-    (void)madvise(segment->memory, segment->bytes, MADV_POPULATE_WRITE);
-    return REFIT_OK;
+    return code == 0 ? REFIT_OK : room_failed(segment->bytes, room, code, error);
 }
 
 static refit_status sealed_make_alone(rft_segment *segment, uint64_t bytes, refit_error *error)
@@ -245,7 +251,7 @@ refit_status rft_segment_create_private(rft_segment *segment, uint64_t bytes, re
 
 void rft_segment_fill(const rft_segment *segment)
 {
-    (void)madvise(segment->memory, segment->bytes, MADV_POPULATE_WRITE);
+    (void)rft_touch_all(segment->memory, segment->bytes, NULL);
 }
 
 refit_status rft_segment_create_sparse(rft_segment *segment, uint64_t bytes, refit_error *error)
