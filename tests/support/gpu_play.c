@@ -83,6 +83,15 @@ rollout_thread *gpu_play_hire(gpu_play *play, bool on_gpu, rollout_action action
     return member;
 }
 
+void gpu_play_await_nobody(gpu_play *play)
+{
+    int64_t deadline = rft_deadline(60000);
+    while (trainer_stats(&play->trainer).workers > 0) {
+        if (rft_ms_until(deadline) == 0) fail_msg("a worker that has left is still subscribed");
+        (void)poll(NULL, 0, 2);
+    }
+}
+
 uint64_t gpu_play_digest(uint64_t version)
 {
     sample_version sample;

@@ -49,6 +49,9 @@ uint64_t gpu_play_digest(uint64_t version);
 void gpu_play_expect(gpu_play *play, uint64_t version, uint64_t digest);
 /* All workers leave. */
 void gpu_play_dismiss(gpu_play *play);
+/* Until the trainer knows of all that have left: a BYE is received a moment later, and one that
+ * comes while a version is under way ends it. */
+void gpu_play_await_nobody(gpu_play *play);
 refit_path gpu_play_path(gpu_play *play, const rollout_thread *member);
 /* Waits until the trainer says so of the worker. */
 void gpu_play_await_path(gpu_play *play, const rollout_thread *member, refit_path path);

@@ -42,16 +42,6 @@ static uint64_t gpu_bytes(gpu_play *play)
     return trainer_stats(&play->trainer).publish_gpu_bytes;
 }
 
-/* A BYE is received a moment later. */
-static void await_nobody(gpu_play *play)
-{
-    int64_t deadline = rft_deadline(LONG_MS);
-    while (trainer_stats(&play->trainer).workers > 0) {
-        if (rft_ms_until(deadline) == 0) fail_msg("a worker that has left is still subscribed");
-        (void)poll(NULL, 0, 2);
-    }
-}
-
 PLAY_TEST(memory_is_taken_while_a_worker_wants_it)
 {
     gpu_play_open(play, NULL);
@@ -66,7 +56,7 @@ PLAY_TEST(memory_is_taken_while_a_worker_wants_it)
         gpu_play_expect(play, version, gpu_play_publish(play, version));
     assert_int_equal(fake_cuda_calls("cuMemAlloc"), taken); /* the same two blocks all along */
     gpu_play_dismiss(play);
-    await_nobody(play);
+    gpu_play_await_nobody(play);
     (void)gpu_play_publish(play, 9);
     assert_int_equal(gpu_bytes(play), 0);
 }

@@ -254,9 +254,9 @@ PLAY_TEST(what_the_trainer_drops_before_it_is_accepted_comes_to_nothing)
     assert_int_equal(refit_update_accept(update, &why), REFIT_ERR_CANCELLED);
     assert_int_equal(refit_update_refuse(update, "too late", 0, NULL), REFIT_ERR_STATE);
     refit_update_close(update);
-    rollout_thread *member = gpu_play_hire(play, true, ROLLOUT_ACCEPT);
     refit_subscriber_close(subscriber);
-    gpu_play_bring(play, member, 2);
+    gpu_play_await_nobody(play);
+    gpu_play_bring(play, gpu_play_hire(play, true, ROLLOUT_ACCEPT), 2);
 }
 
 PLAY_TEST(a_worker_that_takes_no_pieces_in_time_is_evicted)
@@ -288,9 +288,9 @@ PLAY_TEST(the_trainer_cancels_while_a_worker_copies)
     assert_ok(refit_publisher_abort(play->trainer.publisher, NULL));
     assert_int_equal(drain(update, NULL), REFIT_ERR_CANCELLED);
     refit_update_close(update);
-    rollout_thread *member = gpu_play_hire(play, true, ROLLOUT_ACCEPT);
     refit_subscriber_close(subscriber);
-    gpu_play_bring(play, member, 2);
+    gpu_play_await_nobody(play);
+    gpu_play_bring(play, gpu_play_hire(play, true, ROLLOUT_ACCEPT), 2);
 }
 
 PLAY_TEST(a_trainer_that_goes_while_a_worker_copies_is_told)
