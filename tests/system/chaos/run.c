@@ -125,6 +125,10 @@ static void keep_served(chaos_run *run, const chaos_note *done)
     run->hosted = round->hosted || !run->gpu;
     run->passes = round->passes;
     run->has = round->result.names;
+    for (uint32_t i = 0; i < run->plan.workers; i++) {
+        /* One that had it may have been killed, and replaced, before the trainer was done. */
+        if (run->worker[i].version == 0 && run->worker[i].taken == 0) run->has &= ~(1u << i);
+    }
 }
 
 /* A worker announces a version before the trainer counts it: the workers are heard first. */
