@@ -856,3 +856,16 @@ def test_a_dropped_controller_leaves_masters_of_changed_weights(stays: bool) -> 
         pair.ours.weights[1].data.copy_(kept)
     assert torch.equal(pair.ours.masters[3], pair.plain.masters[3])
     pair.assert_free()
+
+
+def test_masters_whose_empty_memory_was_shared_are_refused() -> None:
+    """Only code that took their storages before can do that. resize_() would end the process."""
+    refused = pytest.raises(StateError, match="was shared or fixed by other code")
+    with refused, Pair(WHOLE, float16, steps=2, offload_masters="whole") as pair:
+        storages = [one.untyped_storage() for one in pair.ours.masters]
+        pair.step()
+        if all(one.nbytes() for one in storages) or storages[0].device.type != "cpu":
+            pytest.skip("no master is away, or memory of a GPU is not moved")
+        for one in storages:
+            one.share_memory_()
+        pair.step()

@@ -6,9 +6,10 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import pytest
+import refit
 import torch
 import torch.multiprocessing  # it tells the pickler of tensors
-from schedules import CYCLE, Schedule, Twins
+from schedules import CYCLE, Schedule, Twins, lives_on_host
 
 KEYS = ("exp_avg", "exp_avg_sq")
 
@@ -87,3 +88,34 @@ def test_states_that_were_shared_while_away_come_back() -> None:
                 one.untyped_storage().share_memory_()
             twins.controller.restore()
             twins.assert_same()
+
+
+def data_replaced(run: Any) -> None:
+    for one in moments(run):
+        one.data = one.data.clone()
+
+
+@pytest.mark.parametrize("move", [shared, data_replaced])
+def test_states_that_were_moved_and_dropped_are_made_anew(
+    schedule: Schedule, move: Callable[[Any], None]
+) -> None:
+    with Twins(schedule) as twins:
+        for _ in range(2):
+            twins.step(2)
+            for run in twins:
+                move(run)
+                for state in run.optimizer.state.values():
+                    state.clear()
+            twins.step()
+            twins.assert_same()
+
+
+def test_a_state_of_the_host_that_a_resident_parameter_has_is_taken_out() -> None:
+    schedule = Schedule("", (refit.HostStates(fraction=0.4),))
+    with Twins(schedule) as twins:
+        twins.step(3)
+        states = [twins.moved.optimizer.state[twins.moved.model[at].weight] for at in (2, 4)]
+        assert [lives_on_host(one["exp_avg"]) for one in states] == [False, True]
+        for run in twins:
+            one, other = (run.optimizer.state[run.model[at].weight] for at in (2, 4))
+            one["exp_avg"], other["exp_avg"] = other["exp_avg"], one["exp_avg"]

@@ -23,7 +23,7 @@ from refit.errors import BusyError, DeviceMemoryError, LimitError, RefitError, S
 from refit.states.offloaded_tensor import untouched
 from refit.states.offloader import Future, Offloader, ReadLock
 from refit.states.storage_swap import TensorsByStorage
-from refit.states.storages import OffloadPlan, RegionSpecs, StateInventory, is_emptied
+from refit.states.storages import OffloadPlan, RegionSpecs, StateInventory, can_fill, is_emptied
 from refit.states.torch_memory import (
     Devices,
     current_stream,
@@ -320,9 +320,7 @@ class DeviceRegions:
     def _allocate(self, number: int, by_storage: TensorsByStorage) -> None:
         nbytes, storage = self.specs.nbytes[number], self._storages[number]
         try:
-            # On a CPU one that was shared while it was empty says that it can be resized, and ends
-            # the process.
-            if storage.resizable() and not (storage.device.type == "cpu" and storage.is_shared()):
+            if can_fill(storage):
                 storage.resize_(nbytes)
             else:
                 self._replace(number, storage, by_storage)
@@ -338,7 +336,8 @@ class DeviceRegions:
     def _replace(
         self, number: int, fixed: torch.UntypedStorage, by_storage: TensorsByStorage
     ) -> None:
-        """A storage that became fixed while it was empty is left to the code that did that."""
+        """A storage that became fixed or shared while it was empty is left to the code that did
+        that."""
         if number not in self._fresh:  # else Ctrl-C came when some tensors had moved
             self._fresh[number] = empty_storage(self.specs.nbytes[number], self.device)
         with untouched():

@@ -283,6 +283,12 @@ def why_tensor_stays(tensor: Any) -> str | None:
     return f"its layout is {tensor.layout}: only strided tensors are moved"
 
 
+def can_fill(storage: torch.UntypedStorage) -> bool:
+    """Whether an empty storage can be given memory. On a CPU one that was shared while it was empty
+    says that it can be resized, and resize_() ends the process."""
+    return storage.resizable() and not (storage.device.type == "cpu" and storage.is_shared())
+
+
 def why_storage_stays(tensor: torch.Tensor) -> str | None:
     """Why a tensor's storage cannot be emptied and filled again; None if it can be."""
     storage = tensor.untyped_storage()

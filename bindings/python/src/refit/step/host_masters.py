@@ -30,6 +30,7 @@ from refit._c.waiting import interrupts_held
 from refit.errors import CorruptError, DeviceMemoryError, StateError
 from refit.states.offloaded_tensor import OffloadedTensors, kind_of
 from refit.states.optimizers import OptimizerAdapters
+from refit.states.storages import can_fill
 from refit.states.torch_memory import lacks_memory
 from refit.step.host_buffer import HostBuffer
 from refit.step.param_state import BufferSlot, ParamState, extent
@@ -235,6 +236,12 @@ class HostMasters:
             with interrupts_held():
                 for one in away:
                     storage = one.parameter.untyped_storage()
+                    if not can_fill(storage):
+                        raise StateError(
+                            f"the memory of {one.name} was shared or fixed by other code while "
+                            "the master was on the host: share or export masters after they were "
+                            "used, or keep them with refit.Cycle()"
+                        )
                     taken.append(storage)
                     storage.resize_(_slot(one).nbytes)
                 with torch.no_grad():

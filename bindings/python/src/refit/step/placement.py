@@ -13,6 +13,7 @@ parameter in each step, and moves what is not in its place. Independent of how s
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -272,10 +273,14 @@ class Placement:
         in each step, in a few microseconds. False: look more closely."""
         param_state = self.param_states.get(_key(optimizer, parameter))
         state = optimizer.state.get(parameter)
-        if param_state is None or not state:
+        if param_state is None:
             return False
-        if sum(one.show_again() for one in param_state.states.values()):  # each of them is asked
+        # Each of them is asked, also those that the optimizer has no more: a step makes them again.
+        if sum(one.show_again() for one in param_state.states.values()):
+            self._wait()  # what is shown anew says of no copy that is under way
             self._image |= _storages_of([param_state])
+            return False
+        if not state:
             return False
         for key, value in state.items():
             one = param_state.states.get(key)
@@ -563,7 +568,11 @@ class Placement:
     def move_out(self) -> None:
         """The states become tensors of PyTorch's own, on the device. DeviceMemoryError: some have,
         nothing is lost. Not while copies are under way."""
-        self._move_back(self._changed())
+        shown = {
+            id(one.shown): one
+            for param_state in self.param_states.values()
+            for one in param_state.states.values()
+        }
         for optimizer in self._optimizers:
             counts_there = {
                 id(one)
@@ -571,10 +580,48 @@ class Placement:
                 if counts_on_device(group)
                 for one in group["params"]
             }
+            for _, parameter in parameters_of(optimizer):
+                self._copy_out(optimizer.state.get(parameter) or {}, parameter, shown)
             for param_state in self.of(optimizer):
-                stays = self._stays.get(id(optimizer), {})
-                counts = id(param_state.parameter) in counts_there
-                _move_out(optimizer, param_state, stays, counts=counts)
+                if param_state.share is not None:
+                    counts = id(param_state.parameter) in counts_there
+                    self._numbers_out(optimizer, param_state, counts)
+
+    def _copy_out(self, state: dict[Any, Any], parameter: Any, shown: Mapping[int, State]) -> None:
+        """The states of a parameter that lie over the image, by whichever parameter's tensor: code
+        may have exchanged them."""
+        device = local(parameter).device
+        for key, value in state.items():
+            one = shown.get(id(value))
+            if one is not None:
+                with self._told(parameter, key):
+                    state[key] = one.over(_fresh(one, device))
+
+    def _numbers_out(self, optimizer: Optimizer, param_state: ParamState, counts: bool) -> None:
+        """What a step on the CPU has made, and the image has no place for, but for what stays where
+        the optimizer keeps it. ``counts``: numbers are on the device, too."""
+        state = optimizer.state.get(param_state.parameter) or {}
+        device = local(param_state.parameter).device
+        stays = self._stays.get(id(optimizer), {})
+        for key, value in state.items():
+            is_there = is_many(value) or (counts and isinstance(value, torch.Tensor))
+            if is_there and key not in stays and value.device != device:
+                with self._told(param_state.parameter, key):
+                    state[key] = value.to(device)
+
+    @contextmanager
+    def _told(self, parameter: Any, key: Any) -> Iterator[None]:
+        """DeviceMemoryError with a sentence, for a device that lacks memory."""
+        try:
+            yield
+        except (RuntimeError, MemoryError) as why:
+            if not lacks_memory(why):
+                raise
+            raise DeviceMemoryError(
+                f"no memory on {local(parameter).device} for {self._name_of(parameter)}.{key}: the "
+                "states live on the host, and nothing is lost. Free some memory, or let go of the "
+                f"optimizer and the controller together: {why}"
+            ) from why
 
     def close(self) -> None:
         """Gives the images back, but for those that masters have to return from."""
@@ -638,32 +685,6 @@ def _without_shared(weights: Sequence[int], sizes: Sequence[int]) -> list[int]:
         if end > reached:
             before, reached = number, end
     return found
-
-
-def _move_out(
-    optimizer: Optimizer, param_state: ParamState, stays: Mapping[Any, str], *, counts: bool
-) -> None:
-    """The states of a parameter become tensors of PyTorch's own, on its device, but for those that
-    stay where the optimizer keeps them. ``counts``: numbers are on the device, too."""
-    state = optimizer.state.get(param_state.parameter) or {}
-    device = local(param_state.parameter).device
-    try:
-        for key, one in param_state.states.items():
-            if state.get(key) is one.shown:
-                state[key] = one.over(_fresh(one, device))
-        for key, value in state.items() if param_state.share is not None else ():
-            # what the step made on the CPU, and the image has no place for
-            is_there = is_many(value) or (counts and isinstance(value, torch.Tensor))
-            if is_there and key not in stays and value.device != device:
-                state[key] = value.to(device)
-    except (RuntimeError, MemoryError) as why:
-        if not lacks_memory(why):
-            raise
-        raise DeviceMemoryError(
-            f"no memory on {device} for {param_state.name}.{key}: the states live on the host, "
-            "and nothing is lost. Free some memory, or let go of the optimizer and the "
-            f"controller together: {why}"
-        ) from why
 
 
 def _fresh(one: State, device: torch.device) -> list[torch.Tensor]:
