@@ -205,21 +205,17 @@ class Placement:
         """Every state that there is, or that is foreseen, gets its place; those that there are move
         there. Blocks for the page-lock and for copies. BudgetError and others: what has moved stays
         moved, nothing is lost, call again."""
-        changed = self._changed()
-        self._separate(changed)
-        self._move_back(changed)
-        without = list(self._without_place(changed))
-        if without:
-            self._give_places(without)
-
-    def _changed(self) -> list[tuple[int, Optimizer, int, Any]]:
-        """Parameters whose states may not be as a step has left them."""
-        return [
+        changed = [
             (number, optimizer, group, parameter)
             for number, optimizer in enumerate(self._optimizers)
             for group, parameter in parameters_of(optimizer)
             if not self._is_in_place(optimizer, parameter)
         ]
+        self._separate(changed)
+        self._move_back(changed)
+        without = list(self._without_place(changed))
+        if without:
+            self._give_places(without)
 
     def _give_places(
         self, without: Sequence[tuple[Optimizer, Any, StateLayout, dict[Any, Any]]]
@@ -277,7 +273,7 @@ class Placement:
             return False
         # Each of them is asked, also those that the optimizer has no more: a step makes them again.
         if sum(one.show_again() for one in param_state.states.values()):
-            self._wait()  # what is shown anew says of no copy that is under way
+            self._wait()  # a new view is not marked: what uses it would not wait for the copies
             self._image |= _storages_of([param_state])
             return False
         if not state:
