@@ -165,9 +165,18 @@ void rft_mailbox_read(rft_mailbox *mailbox, rft_session_report *out)
 
 /* ---- The service thread's side */
 
-void rft_mailbox_deliver(rft_mailbox *mailbox, rft_image *image)
+/* The lock is held. While an order waits, the version stays what the caller has decided. */
+static void put_report(rft_mailbox *mailbox, const rft_session_report *report)
+{
+    uint64_t decided = mailbox->report.version;
+    mailbox->report = *report;
+    if (mailbox->order_count > 0) mailbox->report.version = decided;
+}
+
+void rft_mailbox_deliver(rft_mailbox *mailbox, rft_image *image, const rft_session_report *report)
 {
     rft_lock(&mailbox->lock);
+    put_report(mailbox, report);
     mailbox->ready = image;
     show_ready(mailbox);
     rft_unlock(&mailbox->lock);
@@ -218,9 +227,7 @@ bool rft_mailbox_publish(rft_mailbox *mailbox, const rft_session_report *report)
 {
     rft_lock(&mailbox->lock);
     bool ended = report->final.status != mailbox->report.final.status;
-    uint64_t decided = mailbox->report.version;
-    mailbox->report = *report;
-    if (mailbox->order_count > 0) mailbox->report.version = decided;
+    put_report(mailbox, report);
     if (ended) show_ready(mailbox);
     bool on = !mailbox->closing || mailbox->order_count > 0;
     rft_unlock(&mailbox->lock);

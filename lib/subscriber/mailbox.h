@@ -100,7 +100,8 @@ void rft_mailbox_read(rft_mailbox *mailbox, rft_session_report *out);
 
 /* ---- The service thread's side ---- */
 
-void rft_mailbox_deliver(rft_mailbox *mailbox, rft_image *image);
+/* With the report as of now: who has taken a version never reads a report from before it. */
+void rft_mailbox_deliver(rft_mailbox *mailbox, rft_image *image, const rft_session_report *report);
 /* False if it has been taken. */
 bool rft_mailbox_withdraw(rft_mailbox *mailbox);
 /* Takes the oldest order; false if there is none. */

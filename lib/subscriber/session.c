@@ -503,7 +503,7 @@ static void hand_over(rft_session *session)
     image->id = (rft_version_id){session->report.epoch, session->receive.version, {{0}}};
     rft_image_add_use(image, RFT_IMAGE_LENT);
     session->applying = image;
-    rft_mailbox_deliver(session->mailbox, image);
+    rft_mailbox_deliver(session->mailbox, image, &session->report);
 }
 
 /* Goes as far with the offered version as it can: start, staged, or failed. */
@@ -892,7 +892,7 @@ static void deliver(rft_session *session, int64_t now)
     rft_image_drop_use(image, RFT_IMAGE_STAGED);
     session->applying = image;
     session->report.state = RFT_SESSION_APPLYING;
-    rft_mailbox_deliver(session->mailbox, image);
+    rft_mailbox_deliver(session->mailbox, image, &session->report);
 }
 
 static void repeat_committed(rft_session *session, uint64_t version)

@@ -16,13 +16,16 @@ static void send_all(protocol_bench *bench, uint32_t at)
     rft_send_queue_reset(queue);
 }
 
-void __real_rft_mailbox_deliver(rft_mailbox *mailbox, rft_image *image);
-void __wrap_rft_mailbox_deliver(rft_mailbox *mailbox, rft_image *image);
+void __real_rft_mailbox_deliver(rft_mailbox *mailbox, rft_image *image,
+                                const rft_session_report *report);
+void __wrap_rft_mailbox_deliver(rft_mailbox *mailbox, rft_image *image,
+                                const rft_session_report *report);
 
-void __wrap_rft_mailbox_deliver(rft_mailbox *mailbox, rft_image *image)
+void __wrap_rft_mailbox_deliver(rft_mailbox *mailbox, rft_image *image,
+                                const rft_session_report *report)
 {
     FUZZ_REQUIRE(mailbox->ready == NULL);
-    __real_rft_mailbox_deliver(mailbox, image);
+    __real_rft_mailbox_deliver(mailbox, image, report);
 }
 
 void bench_worker_moved(protocol_bench *bench, uint32_t at, uint32_t by)

@@ -173,6 +173,19 @@ BENCH_TEST(the_version_that_was_missed_is_recognised)
     assert_null(bench->mailbox.ready);
 }
 
+/* The service thread publishes its report once a pass, and one pass may bring all of a version. */
+BENCH_TEST(a_report_comes_with_the_version)
+{
+    rft_session_report report;
+    bench_reach(bench, APPLYING);
+    (void)bench_take(bench);
+    rft_mailbox_read(&bench->mailbox, &report);
+    assert_int_equal(report.epoch, BENCH_EPOCH);
+    assert_int_equal(report.state, APPLYING);
+    assert_int_equal(report.path, REFIT_PATH_SOCKET);
+    assert_int_equal(report.version, 0);
+}
+
 int main(void)
 {
     return test_run("session_user");

@@ -28,14 +28,17 @@ static void listen_to(session_bench *bench)
     rft_send_queue_reset(&bench->session.send_queue);
 }
 
-void __real_rft_mailbox_deliver(rft_mailbox *mailbox, rft_image *image);
-void __wrap_rft_mailbox_deliver(rft_mailbox *mailbox, rft_image *image);
+void __real_rft_mailbox_deliver(rft_mailbox *mailbox, rft_image *image,
+                                const rft_session_report *report);
+void __wrap_rft_mailbox_deliver(rft_mailbox *mailbox, rft_image *image,
+                                const rft_session_report *report);
 
 /* A session delivers no version before the one before it was taken or withdrawn. */
-void __wrap_rft_mailbox_deliver(rft_mailbox *mailbox, rft_image *image)
+void __wrap_rft_mailbox_deliver(rft_mailbox *mailbox, rft_image *image,
+                                const rft_session_report *report)
 {
     assert_null(mailbox->ready);
-    __real_rft_mailbox_deliver(mailbox, image);
+    __real_rft_mailbox_deliver(mailbox, image, report);
 }
 
 void bench_open(session_bench *bench)
