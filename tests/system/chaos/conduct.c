@@ -246,8 +246,8 @@ static bool count_resources(chaos_run *run)
 }
 
 /* On a GPU a version may have needed what the first three did not: each slot has memory there, with
- * a segment that says who reads it; and a worker keeps the slots on the host mapped, two segments
- * each, from a version that it took there. */
+ * a segment that says who reads it; each has memory on the host, once a flipped bit has taken a
+ * worker off the GPU; and a worker keeps those mapped, two segments each. */
 static bool fits(const resources *before, const resources *now, uint32_t slots)
 {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -255,7 +255,7 @@ static bool fits(const resources *before, const resources *now, uint32_t slots)
 #else
     bool resident = now->resident <= before->resident + RESIDENT_ROOM;
 #endif
-    return resident && now->descriptors <= before->descriptors + slots &&
+    return resident && now->descriptors <= before->descriptors + 2 * slots &&
            now->segments <= before->segments + 3 * slots;
 }
 
