@@ -103,6 +103,8 @@ typedef struct rft_memory_range {
     uint64_t bytes;
     uint64_t id; /* once it is freed, another at the same addresses has another number; 0: the
                     device does not say */
+    const void *mapped; /* what is mapped in one piece where the memory begins; NULL: not known */
+    uint64_t mapped_bytes;
 } rft_memory_range;
 
 #define RFT_DEVICE_OPS_VERSION 8
@@ -266,6 +268,10 @@ rft_device_caps rft_device_get_caps(refit_device *device);
 /* `allocation` may be NULL. */
 refit_status rft_device_memory_check(refit_device *device, const void *memory, uint64_t bytes,
                                      rft_memory_range *allocation, refit_error *error);
+/* The same of one memory after the other, all of which stay allocated meanwhile: `last` is {0} at
+ * first, then the answer. The driver is not asked about what lies in the piece of the last one. */
+refit_status rft_device_memory_check_next(refit_device *device, const void *memory, uint64_t bytes,
+                                          rft_memory_range *last, refit_error *error);
 refit_status rft_device_reserve(refit_device *device, uint64_t bytes, void **out, uint64_t *granule,
                                 refit_error *error);
 refit_status rft_device_commit(refit_device *device, void *base, uint64_t bytes,

@@ -365,6 +365,15 @@ refit_status rft_device_memory_check(refit_device *device, const void *memory, u
                                     allocation == NULL ? &ignored : allocation, error);
 }
 
+refit_status rft_device_memory_check_next(refit_device *device, const void *memory, uint64_t bytes,
+                                          rft_memory_range *last, refit_error *error)
+{
+    uint64_t at = (uintptr_t)memory - (uintptr_t)last->mapped;
+    bool inside =
+        memory != NULL && bytes != 0 && at < last->mapped_bytes && bytes <= last->mapped_bytes - at;
+    return inside ? REFIT_OK : rft_device_memory_check(device, memory, bytes, last, error);
+}
+
 refit_status rft_device_host_pin(refit_device *device, void *memory, uint64_t bytes, bool read_only,
                                  refit_error *error)
 {

@@ -260,12 +260,13 @@ static refit_status copy_in(refit_publisher *publisher, const write_job *job, ui
     return further ? copy_to_gpu(publisher, job, job->image, error) : REFIT_OK;
 }
 
-/* Whether the tensor lies on its device, and on one that it may be written from. */
+/* Whether the tensor lies on its device, and on one that it may be written from. `last`: of the
+ * tensor before it. */
 static refit_status check_source(const refit_publisher *publisher, const write_job *job,
-                                 refit_error *error)
+                                 rft_memory_range *last, refit_error *error)
 {
     char theirs[RFT_UUID_TEXT_BYTES], ours[RFT_UUID_TEXT_BYTES];
-    RFT_TRY(rft_device_memory_check(job->device, job->memory, job->bytes, NULL, error));
+    RFT_TRY(rft_device_memory_check_next(job->device, job->memory, job->bytes, last, error));
     if (target_buffer(publisher) != NULL || rft_publisher_is_gpu(publisher, job->device))
         return REFIT_OK;
     rft_uuid_print(rft_device_get_caps(job->device).uuid, theirs);
@@ -282,8 +283,9 @@ static refit_status write_from_device(refit_publisher *publisher, write_job *job
 {
     uint64_t sum = 0;
     bool digested = false;
+    rft_memory_range last = {0};
     if (job->bytes > 0) {
-        RFT_TRY(check_source(publisher, job, error));
+        RFT_TRY(check_source(publisher, job, &last, error));
         rft_publisher_pin_slot(publisher, job->device);
         job->image = rft_store_begin_device_write(publisher->store, job->tensor);
         RFT_TRY(copy_in(publisher, job, &sum, &digested, error));
@@ -382,14 +384,13 @@ static refit_status prepare_source(refit_publisher *publisher, const write_list 
 
 /* False: it cannot be shown to other processes where it is. */
 static refit_status lend_one(refit_publisher *publisher, const write_list *list,
-                             const refit_weight *weight, bool *lent, refit_error *error)
+                             const refit_weight *weight, rft_memory_range *last, bool *lent,
+                             refit_error *error)
 {
     refit_error why;
-    rft_memory_range range;
     uint32_t original = publisher->store->originals[weight->tensor];
-    RFT_TRY(rft_device_memory_check(list->device, weight->memory, weight->bytes, &range, error));
-    refit_status status =
-        rft_gpu_store_lend(publisher->gpu, original, weight->memory, &range, &why);
+    RFT_TRY(rft_device_memory_check_next(list->device, weight->memory, weight->bytes, last, error));
+    refit_status status = rft_gpu_store_lend(publisher->gpu, original, weight->memory, last, &why);
     *lent = status == REFIT_OK;
     if (status == REFIT_OK || status == REFIT_ERR_UNSUPPORTED) return REFIT_OK;
     return rft_fail_sub(error, status, why.subsystem, "%s", why.text);
@@ -400,12 +401,13 @@ static refit_status lend_list(refit_publisher *publisher, const write_list *list
 {
     bool shows = list->lends && publisher->config.broadcast_gpu != REFIT_GPU_STORE &&
                  list->device != NULL && rft_publisher_is_gpu(publisher, list->device);
+    rft_memory_range last = {0};
     *all = true;
     for (uint32_t i = 0; i < list->count; i++) {
         bool lent = false;
         if (list->weights[i].bytes == 0) continue;
         rft_gpu_store_unlend(publisher->gpu, publisher->store->originals[list->weights[i].tensor]);
-        if (shows) RFT_TRY(lend_one(publisher, list, &list->weights[i], &lent, error));
+        if (shows) RFT_TRY(lend_one(publisher, list, &list->weights[i], &last, &lent, error));
         *all = *all && lent;
     }
     return REFIT_OK;
@@ -535,14 +537,15 @@ static refit_status blame(const refit_publisher *publisher, uint32_t tensor, ref
 /* ---- Before anything is written */
 
 static refit_status check_one(const refit_publisher *publisher, const write_list *list,
-                              const refit_weight *weight, refit_error *error)
+                              const refit_weight *weight, rft_memory_range *last,
+                              refit_error *error)
 {
     refit_error why;
     RFT_TRY(
         rft_store_check(publisher->store, weight->tensor, weight->memory, weight->bytes, error));
     if (weight->bytes == 0 || !is_from_device(list)) return REFIT_OK;
     write_job job = make_job(publisher, weight, list->device, list->after);
-    refit_status status = check_source(publisher, &job, &why);
+    refit_status status = check_source(publisher, &job, last, &why);
     return status == REFIT_OK ? REFIT_OK : blame(publisher, weight->tensor, status, &why, error);
 }
 
@@ -552,9 +555,10 @@ static refit_status check_list(const refit_publisher *publisher, const write_lis
 {
     unsigned char *written = publisher->store->written;
     refit_status status = REFIT_OK;
+    rft_memory_range last = {0};
     uint32_t seen = 0;
     for (; seen < list->count && status == REFIT_OK; seen++) {
-        status = check_one(publisher, list, &list->weights[seen], error);
+        status = check_one(publisher, list, &list->weights[seen], &last, error);
         if (status == REFIT_OK) written[list->weights[seen].tensor] = 1;
     }
     if (status != REFIT_OK) seen--;

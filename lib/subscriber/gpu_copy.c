@@ -184,7 +184,8 @@ static refit_status issue_part(rft_copy_queue *queue, const rft_image *image,
 /* ---- Within the GPU */
 
 static refit_status check_target(refit_device *device, const rft_image *image,
-                                 const refit_target *target, refit_error *error)
+                                 const refit_target *target, rft_memory_range *last,
+                                 refit_error *error)
 {
     part ignored;
     RFT_REFUSE_IF(target->tensor >= image->catalog->manifest->count, error, REFIT_ERR_INVALID,
@@ -196,7 +197,16 @@ static refit_status check_target(refit_device *device, const rft_image *image,
                   (unsigned long long)tensor->bytes, (unsigned long long)target->bytes);
     if (target->box != NULL) RFT_TRY(part_read(&ignored, image, target, error));
     if (target->bytes == 0) return REFIT_OK;
-    return rft_device_memory_check(device, target->memory, target->bytes, NULL, error);
+    return rft_device_memory_check_next(device, target->memory, target->bytes, last, error);
+}
+
+static refit_status check_targets(refit_device *device, const rft_image *image,
+                                  const refit_target *list, uint32_t count, refit_error *error)
+{
+    rft_memory_range last = {0};
+    for (uint32_t i = 0; i < count; i++)
+        RFT_TRY(check_target(device, image, &list[i], &last, error));
+    return REFIT_OK;
 }
 
 /* Whether a digest is taken with entry `i`: of parts that stand together with the last one. */
@@ -336,8 +346,7 @@ refit_status rft_gpu_copy_run(rft_gpu_copy *copy, refit_device *device, const re
                               refit_stream_ref after, bool *begun, refit_error *error)
 {
     *begun = false;
-    for (uint32_t i = 0; i < count; i++)
-        RFT_TRY(check_target(device, image, &list[i], error));
+    RFT_TRY(check_targets(device, image, list, count, error));
     if (count == 0) return REFIT_OK;
     RFT_TRY(make_ready(copy, device, config, image->gpu != NULL, error));
     RFT_TRY(rft_copy_queue_follow(copy->copy_queue, after, error));
@@ -479,8 +488,7 @@ refit_status rft_gpu_copy_pieces(rft_gpu_copy *copy, refit_device *device,
 {
     target_index index = {0};
     *begun = false;
-    for (uint32_t i = 0; i < count; i++)
-        RFT_TRY(check_target(device, image, &list[i], error));
+    RFT_TRY(check_targets(device, image, list, count, error));
     for (uint32_t i = 0; i < count; i++)
         RFT_REFUSE_IF(list[i].box != NULL, error, REFIT_ERR_UNSUPPORTED,
                       "parts of a version that comes piece by piece are copied by the caller, from "

@@ -273,6 +273,7 @@ typedef struct apply_plan {
     uint32_t first_left;
     const char *absent;     /* a destination without a tensor; NULL: there is none */
     unsigned char *covered; /* per tensor, while it is made */
+    rft_memory_range last;  /* memory of the GPU that was checked last */
 } apply_plan;
 
 static refit_status check_fit(const rft_bound_tensor *one, const rft_manifest_tensor *tensor,
@@ -364,7 +365,8 @@ static refit_status plan_one(rft_in_place *place, const rft_in_place_source *sou
     *there = original;
     if (goes_by_kernel(source, one, &manifest->tensors[original])) {
         plan->gpu_blocks += manifest->tensors[original].blocks;
-        return rft_device_memory_check(source->gpu, one->memory, one->bytes, NULL, error);
+        return rft_device_memory_check_next(source->gpu, one->memory, one->bytes, &plan->last,
+                                            error);
     }
     plan->blocks += manifest->tensors[original].blocks;
     plan->bytes += one->bytes;

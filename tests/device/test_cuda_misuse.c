@@ -320,6 +320,32 @@ GPU_TEST(memory_of_many_mappings_is_one_and_a_hole_is_seen)
     segments_close(&torch);
 }
 
+/* Of a list, what lies in the mapping of the one before is known, and nothing else is. */
+GPU_TEST(the_driver_is_asked_once_about_a_mapping_of_a_list)
+{
+    segments torch;
+    rft_memory_range last = {0};
+    segments_open(&torch);
+    const char *base = (const char *)(uintptr_t)torch.base;
+    uint64_t granule = torch.granule, asked = fake_cuda_calls("cuPointerGetAttributes");
+    for (uint64_t at = 0; at < granule; at += granule / 8)
+        assert_ok(rft_device_memory_check_next(gpu, base + at, granule / 8, &last, NULL));
+    assert_ok(rft_device_memory_check_next(gpu, base, granule, &last, NULL));
+    assert_int_equal(fake_cuda_calls("cuPointerGetAttributes"), asked + 1);
+    segments_unmap(&torch, 1);
+    assert_refused(rft_device_memory_check_next(gpu, base, granule + 1, &last, error),
+                   REFIT_ERR_INVALID, "no memory mapped to");
+    assert_refused(rft_device_memory_check_next(gpu, base + granule, 1, &last, error),
+                   REFIT_ERR_INVALID, "no memory mapped to");
+    assert_refused(rft_device_memory_check_next(gpu, base, 0, &last, error), REFIT_ERR_INVALID,
+                   "0 bytes");
+    assert_ok(rft_device_memory_check_next(gpu, base + 2 * granule, 1, &last, NULL));
+    assert_ptr_equal(last.mapped, base + 2 * granule);
+    segments_unmap(&torch, 0);
+    segments_unmap(&torch, 2);
+    segments_close(&torch);
+}
+
 GPU_TEST(a_copy_to_memory_that_is_gone_is_refused_and_costs_nothing)
 {
     char *bytes = pinned(4096), *memory;

@@ -621,14 +621,18 @@ PLAY_TEST(where_nothing_can_be_page_locked_the_version_is_copied_all_the_same)
     assert_ok(refit_device_close(other, NULL));
 }
 
-/* A few times each of the sample's: one wait and one kernel for as many as a batch has. */
+/* A few times each of the sample's: one wait and one kernel for as many as a batch has. The driver
+ * is asked about an allocation, and not about each tensor in it. */
 PLAY_TEST(a_copy_waits_once_for_each_batch_of_tensors)
 {
     engine to;
     static refit_target many[RFT_DIGEST_BATCH_MOST + 1];
     open_lending(play, NULL);
     refit_subscriber *subscriber = subscribe(play);
+    uint64_t asked = fake_cuda_calls("cuPointerGetAttributes");
     refit_update *update = lend_to(play, subscriber, 1);
+    /* when the list is checked, is lent, and when the allocation is exported */
+    assert_int_equal(fake_cuda_calls("cuPointerGetAttributes"), asked + 3);
     engine_open(&to, play, 0);
     for (uint32_t i = 0; i < COUNT_OF(many); i++)
         many[i] = to.targets[i % to.count];
@@ -637,7 +641,9 @@ PLAY_TEST(a_copy_waits_once_for_each_batch_of_tensors)
     for (size_t i = 0; i < COUNT_OF(counts); i++) {
         uint64_t waits = fake_cuda_calls("cuEventRecord"), batches = 1 + counts[i] / COUNT_OF(many);
         uint64_t launches = fake_cuda_calls("cuLaunchKernel");
+        asked = fake_cuda_calls("cuPointerGetAttributes");
         assert_ok(refit_update_copy(update, many, counts[i], REFIT_STREAM_NONE, NULL));
+        assert_int_equal(fake_cuda_calls("cuPointerGetAttributes"), asked + 1);
         assert_int_equal(fake_cuda_calls("cuEventRecord"), waits + batches);
         assert_int_equal(fake_cuda_calls("cuLaunchKernel"), launches + batches);
     }

@@ -247,37 +247,29 @@ static refit_status check_kind(const rft_cuda_device *cuda, uint64_t at, const p
     return REFIT_OK;
 }
 
-/* Where the mapping that holds `at` ends; false: nothing is mapped there. */
-static bool find_end(rft_cuda_device *cuda, uint64_t at, const pointer_facts *facts, uint64_t *end)
+/* The mapping that holds `at`; false: nothing is mapped there. */
+static bool find_piece(rft_cuda_device *cuda, uint64_t at, const pointer_facts *facts,
+                       rft_cu_ptr *begin, size_t *bytes)
 {
-    rft_cu_ptr base = 0;
-    size_t bytes = 0;
-    if (cuda->driver.memory_range(&base, &bytes, at) != RFT_CU_SUCCESS) {
+    if (cuda->driver.memory_range(begin, bytes, at) != RFT_CU_SUCCESS) {
         if (facts->mapped == 0) return false;
-        base = facts->range_start;
-        bytes = facts->range_bytes;
+        *begin = facts->range_start;
+        *bytes = facts->range_bytes;
     }
-    return rft_add_u64(base, bytes, end) && *end > at;
+    return *begin <= at && at - *begin < *bytes && *bytes <= UINT64_MAX - *begin;
 }
 
-/* `*end`: of the piece that begins at `at`. */
 static refit_status check_piece(rft_cuda_device *cuda, uint64_t at, const pointer_facts *facts,
-                                uint64_t *end, refit_error *error)
+                                rft_cu_ptr *begin, size_t *bytes, refit_error *error)
 {
     RFT_TRY(check_kind(cuda, at, facts, error));
-    RFT_REFUSE_IF(!find_end(cuda, at, facts, end), error, REFIT_ERR_INVALID,
+    RFT_REFUSE_IF(!find_piece(cuda, at, facts, begin, bytes), error, REFIT_ERR_INVALID,
                   "0x%" PRIx64 " is a reserved address of cuda:%d with no memory mapped to it", at,
                   cuda->ordinal);
     RFT_REFUSE_IF(facts->ordinal != cuda->ordinal, error, REFIT_ERR_INVALID,
                   "0x%" PRIx64 " is memory of cuda:%d, and this device is cuda:%d", at,
                   facts->ordinal, cuda->ordinal);
     return REFIT_OK;
-}
-
-static rft_memory_range allocation_of(const pointer_facts *facts)
-{
-    return (rft_memory_range){(const void *)(uintptr_t)facts->range_start, facts->range_bytes,
-                              facts->buffer};
 }
 
 refit_status rft_cuda_pointer_check(rft_cuda_device *cuda, const void *memory, uint64_t bytes,
@@ -288,11 +280,15 @@ refit_status rft_cuda_pointer_check(rft_cuda_device *cuda, const void *memory, u
     rft_memory_range first = {0};
     while (at < end) {
         pointer_facts facts;
-        uint64_t next = end;
+        rft_cu_ptr begin = 0;
+        size_t piece = 0;
         RFT_TRY(ask_pointer(cuda, at, &facts, error));
-        RFT_TRY(check_piece(cuda, at, &facts, &next, error));
-        if (at == (uintptr_t)memory) first = allocation_of(&facts);
-        at = next;
+        RFT_TRY(check_piece(cuda, at, &facts, &begin, &piece, error));
+        if (at == (uintptr_t)memory)
+            first =
+                (rft_memory_range){(const void *)(uintptr_t)facts.range_start, facts.range_bytes,
+                                   facts.buffer, (const void *)(uintptr_t)begin, piece};
+        at = begin + piece;
     }
     *allocation = first;
     return REFIT_OK;
