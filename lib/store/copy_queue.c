@@ -13,6 +13,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/clock.h"
+#include "base/pool.h"
 #include "kernels/digest.h"
 #include "store/device_memory.h"
 
@@ -83,13 +84,23 @@ static void digest_batch_close(digest_batch *batch, refit_device *device)
 
 /* ---- Host memory that is not page-locked, on its way to the device
  *
- * It goes through two halves of memory that is: the CPU fills one while the device reads the other.
+ * It goes through two halves of memory that is: threads fill one while the device reads the other.
  */
+
+#define FILL_PART (UINT64_C(512) << 10)
+
+/* Bytes on their way into a half. */
+typedef struct half_fill {
+    unsigned char *to;
+    const unsigned char *from;
+    uint64_t bytes;
+} half_fill;
 
 typedef struct staging {
     unsigned char *memory; /* two halves; NULL: not open */
     rft_segment segment;   /* that holds them */
     rft_pinning pinning;
+    rft_pool fillers;
     rft_event *read[2]; /* the device has read a half, */
     bool used[2];       /* which it was given */
     uint32_t half;      /* that is being filled, */
@@ -97,6 +108,22 @@ typedef struct staging {
     int64_t deadline;   /* of the work under way */
     int64_t open_at;    /* when an open that failed is tried again */
 } staging;
+
+static void fill_part(void *user, uint32_t part, uint32_t worker)
+{
+    const half_fill *fill = user;
+    uint64_t at = part * FILL_PART;
+    (void)worker;
+    memcpy(fill->to + at, fill->from + at, rft_min_u64(FILL_PART, fill->bytes - at));
+}
+
+static void staging_fill(staging *stage, unsigned char *to, const unsigned char *from,
+                         uint64_t bytes)
+{
+    half_fill fill = {to, from, bytes};
+    rft_pool_items(&stage->fillers, (uint32_t)((bytes + FILL_PART - 1) / FILL_PART), fill_part,
+                   &fill);
+}
 
 static refit_status staging_pin(staging *stage, refit_device *device, refit_error *error)
 {
@@ -111,9 +138,11 @@ static refit_status staging_pin(staging *stage, refit_device *device, refit_erro
 /* All of it or nothing. */
 static refit_status staging_open(staging *stage, refit_device *device, refit_error *error)
 {
+    static const rft_pool_kind fillers = {.thread = "refit-stage", .work = "copies to a GPU"};
     refit_status status;
     *stage = (staging){.segment.fd = -1};
-    RFT_TRY(rft_device_event_open(device, &stage->read[0], error));
+    RFT_TRY(rft_pool_open(&stage->fillers, &fillers, 0, error));
+    RFT_TRY_GOTO(rft_device_event_open(device, &stage->read[0], error), undo_pool);
     RFT_TRY_GOTO(rft_device_event_open(device, &stage->read[1], error), undo_first);
     RFT_TRY_GOTO(staging_pin(stage, device, error), undo_second);
     stage->memory = stage->segment.memory;
@@ -123,6 +152,8 @@ undo_second:
     rft_device_event_close(device, stage->read[1]);
 undo_first:
     rft_device_event_close(device, stage->read[0]);
+undo_pool:
+    rft_pool_close(&stage->fillers);
     return status;
 }
 
@@ -134,6 +165,7 @@ static void staging_close(staging *stage, refit_device *device)
     rft_segment_close(&stage->segment);
     rft_device_event_close(device, stage->read[0]);
     rft_device_event_close(device, stage->read[1]);
+    rft_pool_close(&stage->fillers);
     *stage = (staging){0};
 }
 
@@ -323,7 +355,7 @@ refit_status rft_copy_queue_copy_up(rft_copy_queue *queue, void *to, const void 
         return rft_copy_queue_copy(queue, to, from, bytes, pinning, error);
     for (uint64_t at = 0, step; at < bytes; at += step) {
         RFT_TRY(make_room(queue, 1, bytes - at, &room, &step, error));
-        memcpy(room, source + at, step);
+        staging_fill(&queue->stage, room, source + at, step);
         RFT_TRY(rft_copy_queue_copy(queue, target + at, room, step, &queue->stage.pinning, error));
     }
     return REFIT_OK;
