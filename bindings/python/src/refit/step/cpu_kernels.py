@@ -135,6 +135,22 @@ def names_of(options: Options) -> tuple[str, ...]:
     return ("momentum_buffer",) if options.momentum else ()
 
 
+def can_make_states(optimizer: Optimizer) -> bool:
+    """Whether the kernels make the states of a parameter in its first step, as its code does: of
+    zeros, or of the gradient. Adagrad has a value to begin with."""
+    return _NUMBERS.get(type(optimizer)) in (ADAM, SGD)
+
+
+def first_states(optimizer: Optimizer, pairs: Iterable[tuple[Any, Any]]) -> dict[str, Any]:
+    """What the optimizer has of a parameter that the kernels have stepped for the first time, but
+    for the count of this step. ``pairs``: its states by their names."""
+    made = {name: one.shown for name, one in pairs}
+    if _NUMBERS[type(optimizer)] == SGD:
+        return made
+    wide = torch.get_default_dtype() == torch.float64
+    return {"step": torch.tensor(0.0, dtype=torch.float64 if wide else torch.float32), **made}
+
+
 @functools.cache
 def root_of_torch() -> tuple[int, int] | None:
     """What ``sqrt`` of an fp32 tensor calls on this CPU: zeros where it rounds to nearest, as the

@@ -38,6 +38,8 @@ from refit.step.cpu_kernels import (
     CpuKernels,
     Options,
     Parameter,
+    can_make_states,
+    first_states,
     names_of,
     options_of,
     root_of_torch,
@@ -299,19 +301,23 @@ class CpuShare:
         return cast(torch.Tensor, grad) if alike else None
 
     def _read_counts(self, places: Sequence[_Place]) -> dict[int, int]:
-        """How often each parameter was stepped, by its number. Without those whose states the
-        optimizer has not all, or has others beside them, or which share a counter. Waits for a
-        counter that is on a GPU."""
+        """How often each parameter was stepped, by its number; 0 where this step makes the states.
+        Without those whose states the optimizer has not all, or has others beside them, or which
+        share a counter. Waits for a counter that is on a GPU."""
         counters: dict[int, torch.Tensor] = {}
         found: dict[int, int] = {}
         for place in places:
             state = self.optimizer.state.get(place.param_state.parameter)
             pairs = place.param_state.pairs
-            if not state or not _shows(state, pairs):
+            if not state:
+                if can_make_states(self.optimizer):
+                    found[place.number] = 0
+                continue
+            if not _shows(state, pairs):
                 continue
             if type(self.optimizer) is torch.optim.SGD:
                 if len(state) == len(pairs):
-                    found[place.number] = 1  # 0 would make the buffer
+                    found[place.number] = 1
                 continue
             counter = state.get("step")
             if type(counter) is torch.Tensor and len(state) == len(pairs) + 1:
@@ -466,6 +472,9 @@ class CpuShare:
         was stepped. Not to be interrupted. What ``CpuKernels.run`` raises: the others keep their
         values, and their gradients count as not having left."""
         kernels, stream = cast(CpuKernels, self._kernels), current_stream(self.buffer.device)
+        for place in self._submitted:
+            if not self.optimizer.state.get(place.param_state.parameter):
+                place.param_state.blank()
         try:
             first, second, *_ = [*self._scales, 1.0, 1.0]
             kernels.run(first, second, stream)
@@ -488,15 +497,19 @@ class CpuShare:
                 self._departed.clear()
 
     def _count_step(self, stepped: Sequence[ParamState]) -> None:
-        counters = [
-            self.optimizer.state[param_state.parameter].get("step") for param_state in stepped
-        ]
-        if not counters or counters[0] is None:
-            return
+        counters = []
         with interrupts_held(), torch.no_grad():
-            torch._foreach_add_(counters, 1)
-        for param_state in stepped:
-            self._counts[id(param_state)] += 1
+            for param_state in stepped:
+                state = self.optimizer.state[param_state.parameter]
+                if not state:
+                    state.update(first_states(self.optimizer, param_state.pairs))
+                before = 0
+                if "step" in state:
+                    counters.append(state["step"])
+                    before = self._counts[id(param_state)]
+                self._counts[id(param_state)] = before + 1
+            if counters:
+                torch._foreach_add_(counters, 1)
 
     def join(self) -> None:
         """The current stream waits until the new parameters are there; on a CPU the caller does.

@@ -215,6 +215,8 @@ class ParamState:
         """The ``CpuShare`` that steps it; None: it visits the device."""
         self.parted = False
         """Whether it is stepped part by part, because its states are larger than a window."""
+        self.is_blank = True
+        """Whether nothing was written to the places of its states, which are zeros then."""
 
     @property
     def grain(self) -> int:
@@ -244,6 +246,15 @@ class ParamState:
     def all(self) -> list[State]:
         """Its master, if it has one here, and its states."""
         return [*([] if self.master is None else [self.master]), *self.states.values()]
+
+    def blank(self) -> None:
+        """Makes zeros of its states, which are to be written. Not while copies are under way."""
+        if not self.is_blank:
+            with interrupts_held(), torch.no_grad():
+                for state in self.states.values():
+                    for slot in state.slots:
+                        slot.view.zero_()
+        self.is_blank = False
 
     def looks_as_parameter(self) -> bool:
         """Whether each state is one plain tensor whose elements lie as those of the parameter."""

@@ -547,6 +547,7 @@ class Placement:
                 inner = None if value is one.shown else one.plain(value)
                 if inner is not None:
                     moves.append((state, key, one, inner))
+                    param_state.is_blank = False
         places = {slot.view.data_ptr() for *_, one, _ in moves for slot in one.slots}
         for _, _, _, inner in moves:  # other code has exchanged states: none is overwritten
             for at, tensor in enumerate(inner):
