@@ -189,17 +189,24 @@ static refit_status room_check(uint64_t bytes, rft_budget *room, refit_error *er
     return bytes > room->free_bytes ? room_failed(bytes, room, ENOMEM, error) : REFIT_OK;
 }
 
+static bool has_room(const rft_segment *segment)
+{
+    struct stat file;
+    return fstat(segment->fd, &file) == 0 && (uint64_t)file.st_blocks * 512 >= segment->bytes;
+}
+
 /* Taken through the mapping, by several threads, it is mapped as well, so that writing it meets no
  * page faults. A kernel that does not know how (before Linux 5.14) would answer with a signal where
- * there is not so much: there the file is given its room, and the faults come later. */
+ * there is not so much, and an emulator (QEMU's) takes the advice and does nothing: there the file
+ * is given its room, and the faults come later. */
 static refit_status room_take(rft_segment *segment, const rft_budget *room, refit_error *error)
 {
     int code;
     refit_error why = {0};
     if (madvise(segment->memory, 1, MADV_POPULATE_WRITE) == 0) {
         refit_status status = rft_touch_all(segment->memory, segment->bytes, &why);
-        return status == REFIT_OK ? status
-                                  : room_failed(segment->bytes, room, why.subsystem, error);
+        if (status != REFIT_OK) return room_failed(segment->bytes, room, why.subsystem, error);
+        if (has_room(segment)) return REFIT_OK;
     }
     do {
         code = posix_fallocate(segment->fd, 0, (off_t)segment->bytes);

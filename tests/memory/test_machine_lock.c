@@ -188,14 +188,6 @@ LOCK_TEST(no_two_processes_are_ever_inside_at_once)
     munmap(with, sizeof *with);
 }
 
-/* Until it is killed, or after a while ends by itself, in case its killer is gone. */
-static _Noreturn void stand(void)
-{
-    (void)alarm(60);
-    for (;;)
-        pause();
-}
-
 /* A child that has the lock and stands; with `grandchild`, so does a child of its own. */
 static pid_t start_holder(bool grandchild, pid_t *third)
 {
@@ -208,7 +200,7 @@ static pid_t start_holder(bool grandchild, pid_t *third)
         if (rft_machine_lock_take(&all.machine_lock, 0, &all.token, NULL) != REFIT_OK) _exit(1);
         if (grandchild) own = fork();
         if (own != 0 || !grandchild) (void)!write(pipe_ends[1], &own, sizeof own);
-        stand();
+        child_waits();
     }
     assert_int_equal(read(pipe_ends[0], third, sizeof *third), sizeof *third);
     close(pipe_ends[0]);
@@ -243,7 +235,7 @@ LOCK_TEST(a_child_does_not_keep_the_lock_that_its_parent_gives)
     assert_ok(rft_machine_lock_take(&all.machine_lock, 0, &all.token, NULL));
     pid_t child = fork();
     assert_true(child >= 0);
-    if (child == 0) stand();
+    if (child == 0) child_waits();
     assert_true(is_taken());
     rft_machine_lock_give(&all.machine_lock);
     assert_false(is_taken());

@@ -96,8 +96,7 @@ static void trainer_with_child(const char *endpoint, int told, int line)
         close(told);
         _exit((int)read(line, &none, 1));
     }
-    for (;;)
-        (void)pause();
+    child_waits();
 }
 
 static void kill_before_a_child(const char *endpoint)

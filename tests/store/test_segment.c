@@ -449,8 +449,7 @@ static pid_t owner_start(char name[RFT_SEGMENT_NAME_BYTES])
         rft_segment owner;
         if (rft_segment_create(&owner, BYTES, NULL) != REFIT_OK) _exit(1);
         if (write(pipe_fds[1], owner.name, sizeof owner.name) < 0) _exit(1);
-        for (;;)
-            pause();
+        child_waits();
     }
     assert_int_equal(read(pipe_fds[0], name, RFT_SEGMENT_NAME_BYTES), RFT_SEGMENT_NAME_BYTES);
     close(pipe_fds[0]);

@@ -108,8 +108,7 @@ static pid_t start_holder(const char *name, int *said)
         bool held = rft_share_lock_hold(&holder, name, NULL) == REFIT_OK &&
                     rft_share_lock_read(&holder, NULL) == REFIT_OK;
         if (!held || write(ends[1], &byte, 1) != 1) _exit(1);
-        for (;;)
-            pause();
+        child_waits();
     }
     close(ends[1]);
     *said = ends[0];
@@ -177,8 +176,7 @@ static pid_t start_holder_with_child(const char *name, int said, int line[2])
             if (write(said, &none, 1) != 1) _exit(1);
             _exit((int)read(line[0], &none, 1));
         }
-        for (;;)
-            pause();
+        child_waits();
     }
     return child;
 }

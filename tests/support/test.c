@@ -2,6 +2,7 @@
 
 #include <fnmatch.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #define MOST 100u
 
@@ -47,4 +48,11 @@ void assert_child_succeeds(int child)
     assert_true(child > 0);
     assert_int_equal(waitpid(child, &status, 0), child);
     if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) fail_msg("the child: 0x%x", status);
+}
+
+_Noreturn void child_waits(void)
+{
+    (void)alarm(120);
+    for (;;)
+        (void)pause();
 }

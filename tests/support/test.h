@@ -66,6 +66,9 @@ int test_run_within(const char *group, CMFixtureFunction setup, CMFixtureFunctio
 
 /* Waits for a child of fork, which must exit with 0. */
 void assert_child_succeeds(int child);
+/* A child waits to be killed. In case its killer is gone it ends by itself after two minutes: as
+ * long as it has the test's output, the test does not end. */
+_Noreturn void child_waits(void);
 
 #define KIB (UINT64_C(1) << 10)
 #define MIB (UINT64_C(1) << 20)
