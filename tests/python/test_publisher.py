@@ -555,6 +555,11 @@ def test_other_library_work_comes_before_reading_trap_17(
         Streams(monkeypatch, number)
         assert weight_of(other).device == 3
         assert devices.stream_of(3) == (number or 1)
+        with monkeypatch.context() as patch:  # as in builds for GPUs
+            raw = {3: number}.__getitem__
+            patch.setattr(torch._C, "_cuda_getCurrentRawStream", raw, raising=False)
+            patch.delattr(torch.cuda, "current_stream")
+            assert devices.stream_of(3) == (number or 1)
     monkeypatch.delitem(sys.modules, "torch")
     weight_of(other)
     assert devices.stream_of(3) == 1

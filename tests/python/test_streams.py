@@ -205,6 +205,30 @@ def test_memory_taken_on_side_stream_is_not_reused_during_copy(
             assert all(MAIN in one for one in let_go)
 
 
+def test_stream_is_made_an_object_once_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, asked = Machine(), [0]
+    machine.install(monkeypatch)
+    monkeypatch.setattr(groups, "used_on", lambda *_: None)
+
+    def stream_objects(device: torch.device) -> dict[int, Any]:
+        asked[0] += 1
+        return machine.stream_objects(device)
+
+    monkeypatch.setattr(offload, "stream_objects", stream_objects)
+    model = nn.Module()
+    model.layers = nn.ModuleList(
+        nn.Sequential(nn.Linear(ELEMENTS, ELEMENTS), nn.GELU(), nn.SiLU()) for _ in range(LAYERS)
+    )
+    with offloaded(model, min_bytes=1) as (_, block):
+        x = torch.ones(4, ELEMENTS)
+        with block():
+            for layer in model.layers:
+                x = layer(x)
+        # As the first tensor of each is saved, and where each layer, and the block, ends.
+        assert asked[0] == 2 * LAYERS + 1
+        x.sum().backward()
+
+
 class Told:
     """What PyTorch's allocator was told: the streams that use memory, besides its own."""
 

@@ -165,13 +165,20 @@ def use_asked(asked: Any, auto: str | None, use: Callable[[Any], None], what: st
     return None
 
 
-def stream_of(device: int) -> int:
-    """PyTorch's current stream on a CUDA device, as the C library takes it.
+def stream_of(device: int | None) -> int:
+    """PyTorch's current stream on a CUDA device, None: on the current one, as the C library takes
+    it.
 
     Without PyTorch, the default one.
     """
     torch = sys.modules.get("torch")
     if torch is None:
         return _LEGACY_STREAM
+    # Builds for GPUs have the number alone, without making an object for it.
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    if raw is None or device is None:
+        stream = torch.cuda.current_stream(device).cuda_stream
+    else:
+        stream = raw(device)
     # PyTorch shows the default stream as 0; to the C library that is cudaStreamLegacy.
-    return int(torch.cuda.current_stream(device).cuda_stream) or _LEGACY_STREAM
+    return int(stream) or _LEGACY_STREAM

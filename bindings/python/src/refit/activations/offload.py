@@ -74,6 +74,7 @@ from refit.errors import (
     StateError,
     UnsupportedError,
 )
+from refit.states.offloader import NO_STREAM
 from refit.states.torch_memory import (
     Devices,
     current_stream,
@@ -370,7 +371,9 @@ class ActivationOffload(Closing):
         identity = memory._cdata
         if nbytes < self._min_bytes:
             return keep(tensor)
-        forward.layer_streams |= stream_objects(self._device)
+        stream = current_stream(self._device)
+        if stream != NO_STREAM and stream not in forward.layer_streams:
+            forward.layer_streams |= stream_objects(self._device)
         storage = forward.storages.get(identity)
         if storage is None or storage.memory is not memory:
             storage = Storage(memory, nbytes, forward.order, len(forward.layer_storages))
