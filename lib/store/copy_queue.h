@@ -38,11 +38,11 @@ void rft_copy_queue_hold(rft_copy_queue *queue, rft_pending *pending);
 refit_status rft_copy_queue_copy(rft_copy_queue *queue, void *to, const void *from, uint64_t bytes,
                                  const rft_pinning *pinning, refit_error *error);
 /* To the device's memory. Without a pinning the bytes, and rows from the host, go through
- * page-locked memory of the queue's own, if it is open: the call copies them there, with threads
- * that the queue keeps for it, and waits for the device to have read what was there before; all
- * calls until the next wait together at most broadcast.stage_timeout_ms. After a failure the queue
- * must be waited for before the next call. open takes two times RFT_STAGING_BYTES; where it cannot,
- * copies stay slow, and it is tried again after a while. */
+ * page-locked memory of the queue's own, if it is open: the call copies them there, bytes with
+ * threads that the queue keeps for it, and waits for the device to have read what was there before;
+ * all calls until the next wait together at most broadcast.stage_timeout_ms. After a failure the
+ * queue must be waited for before the next call. open takes two times RFT_STAGING_BYTES; where it
+ * cannot, copies stay slow, and it is tried again after a while. */
 void rft_copy_queue_open_staging(rft_copy_queue *queue);
 refit_status rft_copy_queue_copy_up(rft_copy_queue *queue, void *to, const void *from,
                                     uint64_t bytes, const rft_pinning *pinning, refit_error *error);

@@ -100,6 +100,42 @@ def test_the_kernels_are_found_whatever_the_defaults_are(kind: torch.dtype) -> N
         refit.step.cpu_kernels.root_of_torch.cache_clear()
 
 
+def test_first_step_makes_counters_of_the_cpu_whatever_the_default_device_is() -> None:
+    with Twins(ALL) as twins:
+        twins.backward()
+        twins.alone.finish()
+        with torch.device("meta"):
+            twins.moved.finish()
+        states = twins.moved.optimizer.state.values()
+        assert {one["step"].device.type for one in states} == {"cpu"}
+        twins.step()
+
+
+def test_foreach_changes_gradients_and_refuses_options_as_in_pytorch() -> None:
+    if training.DEVICE != "cpu":
+        pytest.skip("a GPU's parameters are stepped by a loop")
+    nesterov = lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True, foreach=True)  # noqa: E731
+    with Twins(ALL, nesterov) as twins:
+        for _ in range(2):
+            twins.backward()
+            for run in twins:
+                run.optimizer.step()
+            for mine, theirs in zip(*(run.gradients() for run in twins), strict=True):
+                assert torch.equal(mine, theirs)
+            for run in twins:
+                run.optimizer.zero_grad()
+    with Twins(ALL) as twins:
+        twins.backward()
+        for run in twins:
+            (group,) = run.optimizer.param_groups
+            before = dict(group)
+            group.update(foreach=True, lr=torch.tensor(1e-2))
+            with pytest.raises(RuntimeError, match="lr as a Tensor is not supported"):
+                run.optimizer.step()
+            group.update(before)
+        twins.finish()
+
+
 # ---- Which parameters.
 
 

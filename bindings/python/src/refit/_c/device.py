@@ -166,8 +166,7 @@ def use_asked(asked: Any, auto: str | None, use: Callable[[Any], None], what: st
 
 
 def stream_of(device: int | None) -> int:
-    """PyTorch's current stream on a CUDA device, None: on the current one, as the C library takes
-    it.
+    """PyTorch's current stream on a CUDA device (None: the current one), as the library takes it.
 
     Without PyTorch, the default one.
     """

@@ -86,14 +86,16 @@ def options_of(
     number = _NUMBERS.get(type(optimizer))
     if number is None or arithmetic_of(optimizer) is not _CODE[type(optimizer)]:
         return None
+    lr = group["lr"]
+    lr_is_tensor = isinstance(lr, torch.Tensor)
     if device.type == "cpu":
         if group.get("fused") or group.get("capturable"):
             return None
+        if group.get("foreach") and (lr_is_tensor or group.get("nesterov")):
+            return None  # PyTorch refuses the first, and changes the gradient with the second
         if root_of_torch() is None:
             return None
     betas = group.get("betas", (0.0, 0.0))
-    lr = group["lr"]
-    lr_is_tensor = isinstance(lr, torch.Tensor)
     if lr_is_tensor and (lr.dim() > 0 or lr.dtype != torch.float32):
         return None
     numbers: dict[str, Any] = {key: group.get(key, 0.0) for key in _NUMBERS_OF_A_GROUP}
@@ -136,19 +138,20 @@ def names_of(options: Options) -> tuple[str, ...]:
 
 
 def can_make_states(optimizer: Optimizer) -> bool:
-    """Whether the kernels make the states of a parameter in its first step, as its code does: of
-    zeros, or of the gradient. Adagrad has a value to begin with."""
+    """Whether the kernels make the states of a parameter in its first step, as PyTorch's code
+    would: from zeros, or from the gradient. Adagrad's states need not start at zero."""
     return _NUMBERS.get(type(optimizer)) in (ADAM, SGD)
 
 
 def first_states(optimizer: Optimizer, pairs: Iterable[tuple[Any, Any]]) -> dict[str, Any]:
-    """What the optimizer has of a parameter that the kernels have stepped for the first time, but
-    for the count of this step. ``pairs``: its states by their names."""
+    """What the optimizer has of a parameter that the kernels step for the first time, with the
+    step count still 0. ``pairs``: its states by their names."""
     made = {name: one.shown for name, one in pairs}
     if _NUMBERS[type(optimizer)] == SGD:
         return made
     wide = torch.get_default_dtype() == torch.float64
-    return {"step": torch.tensor(0.0, dtype=torch.float64 if wide else torch.float32), **made}
+    dtype = torch.float64 if wide else torch.float32
+    return {"step": torch.tensor(0.0, dtype=dtype, device="cpu"), **made}
 
 
 @functools.cache

@@ -472,9 +472,13 @@ class CpuShare:
         was stepped. Not to be interrupted. What ``CpuKernels.run`` raises: the others keep their
         values, and their gradients count as not having left."""
         kernels, stream = cast(CpuKernels, self._kernels), current_stream(self.buffer.device)
-        for place in self._submitted:
-            if not self.optimizer.state.get(place.param_state.parameter):
-                place.param_state.blank()
+        made = {}
+        with interrupts_held(), torch.no_grad():
+            for place in self._submitted:
+                one = place.param_state
+                if not self.optimizer.state.get(one.parameter):
+                    made[id(one)] = first_states(self.optimizer, one.pairs)
+                    one.blank()
         try:
             first, second, *_ = [*self._scales, 1.0, 1.0]
             kernels.run(first, second, stream)
@@ -486,7 +490,7 @@ class CpuShare:
             raise
         finally:
             _count_change(local(param_state.parameter) for param_state in stepped)
-            self._count_step(stepped)
+            self._count_step(stepped, made)
             for param_state in stepped:
                 done(param_state.parameter)
             self._must_skip = len(stepped) < len(self._submitted)
@@ -496,13 +500,15 @@ class CpuShare:
                 self._begun = None
                 self._departed.clear()
 
-    def _count_step(self, stepped: Sequence[ParamState]) -> None:
+    def _count_step(
+        self, stepped: Sequence[ParamState], made: Mapping[int, Mapping[Any, Any]]
+    ) -> None:
+        """``made``: states that the step has made, by the identity of the ``ParamState``."""
         counters = []
         with interrupts_held(), torch.no_grad():
             for param_state in stepped:
-                state = self.optimizer.state[param_state.parameter]
-                if not state:
-                    state.update(first_states(self.optimizer, param_state.pairs))
+                state = self.optimizer.state.setdefault(param_state.parameter, {})
+                state.update(made.get(id(param_state), {}))
                 before = 0
                 if "step" in state:
                     counters.append(state["step"])

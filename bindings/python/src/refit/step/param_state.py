@@ -216,7 +216,8 @@ class ParamState:
         self.parted = False
         """Whether it is stepped part by part, because its states are larger than a window."""
         self.is_blank = True
-        """Whether nothing was written to the places of its states, which are zeros then."""
+        """Whether nothing has been written to the places of its states yet, so that these are still
+        zeros."""
 
     @property
     def grain(self) -> int:
@@ -248,7 +249,7 @@ class ParamState:
         return [*([] if self.master is None else [self.master]), *self.states.values()]
 
     def blank(self) -> None:
-        """Makes zeros of its states, which are to be written. Not while copies are under way."""
+        """Sets its states to zero before they are written. Not while copies are under way."""
         if not self.is_blank:
             with interrupts_held(), torch.no_grad():
                 for state in self.states.values():
