@@ -302,8 +302,8 @@ class CpuShare:
 
     def _read_counts(self, places: Sequence[_Place]) -> dict[int, int]:
         """How often each parameter was stepped, by its number; 0 where this step makes the states.
-        Without those whose states the optimizer has not all, or has others beside them, or which
-        share a counter. Waits for a counter that is on a GPU."""
+        Leaves out those of which the optimizer lacks a state, or has others as well, or which share
+        a counter. Waits for a counter that is on a GPU."""
         counters: dict[int, torch.Tensor] = {}
         found: dict[int, int] = {}
         for place in places:
