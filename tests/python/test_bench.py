@@ -17,7 +17,6 @@ from refit.bench import (
     gpu_weights,
     host_step,
     host_sweep,
-    machine,
     offload,
     overhead,
     picture,
@@ -32,6 +31,7 @@ from refit.bench import (
 from refit.bench.memory import MemoryNeed
 from refit.bench.series import Series, both, ratio
 from refit.errors import HostMemoryError
+from refit.observe import memory_now
 
 TINY = 2e5
 
@@ -94,15 +94,15 @@ def test_worker_need_includes_process_memory_before_weights() -> None:
 
 
 def test_a_containers_limit_counts_and_its_cached_files_do_not(tmp_path: Path) -> None:
-    assert machine.available_bytes(tmp_path) > 0
+    assert memory_now.available_bytes(tmp_path) > 0
     (tmp_path / "memory.max").write_text("max\n")
-    assert machine.available_bytes(tmp_path) > 0
+    assert memory_now.available_bytes(tmp_path) > 0
     (tmp_path / "memory.max").write_text("5000000\n")
     (tmp_path / "memory.current").write_text("4000000\n")
     (tmp_path / "memory.stat").write_text("anon 1\ninactive_file 300000\n")
-    assert machine.available_bytes(tmp_path) == 1_300_000
+    assert memory_now.available_bytes(tmp_path) == 1_300_000
     (tmp_path / "memory.current").write_text("9000000\n")
-    assert machine.available_bytes(tmp_path) == 0
+    assert memory_now.available_bytes(tmp_path) == 0
 
 
 def test_small_machine_is_told_what_is_measured_instead() -> None:
@@ -330,7 +330,7 @@ def test_bad_options_are_refused_before_anything_is_measured(
 def test_too_little_memory_is_told_before_anything_is_measured(
     part: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(machine, "available_bytes", lambda: 1 << 20)
+    monkeypatch.setattr(memory_now, "available_bytes", lambda: 1 << 20)
     monkeypatch.setattr(part, "measure", pytest.fail)
     name = part.__name__.rpartition(".")[2]
     assert entry.main([name]) == 1

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 from refit.bench import __main__ as entry
-from refit.bench import activation_picture, activation_ways, activations, figures, machine, table
+from refit.bench import activation_picture, activation_ways, activations, figures, table
 from refit.bench.activation_ways import CHECKPOINT, KINDS, MEMORY, NONE, OVERLAP
 from refit.bench.decoder import Decoder, Sizes, tokens_of
 from refit.errors import HostMemoryError
+from refit.observe import memory_now
 
 MIB = 1 << 20
 SMALL = Sizes(width=64, layers=4, vocabulary=96)
@@ -143,7 +144,7 @@ def test_the_crossover_is_where_no_longer_shape_is_slower() -> None:
 
 
 def test_too_little_memory_names_shorter_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "available_bytes", lambda: 1 << 20)
+    monkeypatch.setattr(memory_now, "available_bytes", lambda: 1 << 20)
     with pytest.raises(HostMemoryError, match="name shorter --lengths"):
         activations.memory_told([1 << 20])
 

@@ -4,8 +4,10 @@ import logging
 from typing import Any
 
 import pytest
+import refit
 import torch
 from broadcasting import Trainer
+from refit.integrations import _recorded
 from refit.integrations._recorded import RecordedLoader
 
 
@@ -25,6 +27,8 @@ class Engine(torch.nn.Module):
     def load_weights(self, weights: Any) -> None:
         self.calls.append("load")
         for name, tensor in weights:
+            if name == "head":  # as loaders of tied models do
+                continue
             rows = self.fused.data[:2] if name == "a" else self.fused.data[2:]
             rows.copy_(tensor if self.scale is None else tensor * self.scale)
 
@@ -108,3 +112,44 @@ def test_a_loader_that_fails_to_be_recorded_is_not_asked_again(trainer: Trainer)
     assert engine.loads == 2
     with pytest.raises(MemoryError), trainer.offer(weights(2)) as update:
         loader.load(update)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_name_that_the_loader_skips_must_be_tied_to_one_that_it_takes(
+    trainer: Trainer, tied: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = Engine()
+    loader = RecordedLoader(engine, engine.load_weights)
+    with caplog.at_level(logging.INFO, "refit"):
+        for number, value in enumerate((1, 2)):
+            version = weights(value)
+            version["head"] = refit.Alias("a") if tied else version["a"].clone()
+            load(trainer, loader, version)
+            assert engine.is_version(value)
+            assert engine.loads == (3 if tied else 3 + number)
+    assert ("it takes nothing of head" in caplog.text) is not tied
+
+
+def test_a_loader_whose_places_change_is_not_recorded(
+    trainer: Trainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = Engine()
+    loader = RecordedLoader(engine, engine.load_weights, "experts move")
+    with caplog.at_level(logging.INFO, "refit"):
+        for value in (1, 2):
+            load(trainer, loader, weights(value))
+            assert engine.loads == value
+    assert "each version is loaded by the engine's own loader: experts move" in caplog.text
+
+
+def test_what_does_not_fit_the_host_is_not_recorded(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    needed = 3 * weights(0)["a"].nbytes * 2  # the model, and twice its largest storage
+    for available, loads in ((needed - 1, 1), (needed, 3)):
+        monkeypatch.setattr(_recorded, "available_bytes", lambda there=available: there)
+        engine = Engine()
+        with caplog.at_level(logging.INFO, "refit"):
+            load(trainer, RecordedLoader(engine, engine.load_weights), weights(1))
+        assert engine.loads == loads
+    assert "recording takes 0.0 GB of host memory" in caplog.text

@@ -52,15 +52,31 @@ def _holds(engine: fake.Engine, value: float) -> bool:
     return all(bool((one == value).all()) for one in engine.runner.model.parameters())
 
 
+@pytest.mark.parametrize(("says", "loads"), [("nothing", 1), ("before", 2), ("now", 2)])
 def test_an_engine_without_sessions_takes_each_version(
-    publishing: Trainer, engine: fake.Engine
+    publishing: Trainer,
+    engine: fake.Engine,
+    monkeypatch: pytest.MonkeyPatch,
+    says: str,
+    loads: int,
 ) -> None:
+    """The loader loads the first and is recorded, which is not counted; it loads all of them where
+    SGLang says that its experts move, as it says now or as it said before."""
+    moves = SimpleNamespace(enable_eplb=True)
+    modules = {
+        "before": ("server_args", SimpleNamespace(get_global_server_args=lambda: moves)),
+        "now": ("runtime_context", SimpleNamespace(get_exec=lambda: SimpleNamespace(moe=moves))),
+    }
+    if says in modules:
+        name, module = modules[says]
+        monkeypatch.setitem(sys.modules, f"sglang.srt.{name}", module)
     for version in (1, 2):
         done = publishing.publish(_weights(version))
         assert sglang.refit_update(engine, publishing.endpoint, version, WAIT_S) == version
         assert done.result() == version
         assert _holds(engine, version)
     assert engine.flushes == 2
+    assert engine.runner.model.loads == loads
 
 
 def test_version_is_loaded_again_after_direct_load(

@@ -6,8 +6,12 @@ from typing import Any
 import extension_engines as engines
 import models
 import pytest
+from refit import named_weights
+from refit.integrations import vllm
+from trainers import WAIT_S, trainer
 
 EXTENSION = "recording_worker.RecordingExtension"
+PLAIN = "plain_worker.PlainExtension"
 KINDS = ["llama", "tied_llama", "qwen2", "qwen3_moe"]
 
 
@@ -53,6 +57,41 @@ def test_each_of_two_workers_records_its_share(kind: str) -> None:
     assert len(found) == 2
     for one in found:
         check(one, kind, "bfloat16")
+
+
+def check_updates(kind: str, workers: int) -> None:
+    """Three versions, of which vLLM reloads the first, and then twice more to be recorded: the
+    last is what its own reload makes of it."""
+    model = models.make(kind)
+    options: Any = {"extension": PLAIN, "tensor_parallel_size": workers}
+    with engines.engine(model, **options) as llm, trainer() as one:
+        llm.collective_rpc("count_reloads")
+        before = llm.collective_rpc("read_model")
+        vllm.refit_connect(llm, one.endpoint)
+        for version in (1, 2, 3):
+            models.change(model, version)
+            done = one.publish(named_weights(model))
+            assert vllm.refit_update(llm, timeout=WAIT_S) == done.result(WAIT_S) == version
+        found = llm.collective_rpc("read_model")
+        with engines.saved(model) as folder:
+            llm.collective_rpc("reload", args=(f"{folder}/model.safetensors",))
+        expected = llm.collective_rpc("read_model")
+    for (reloads, digests, places), (_, right, _), (_, first, where) in zip(
+        found, expected, before, strict=True
+    ):
+        assert reloads == 3
+        assert places == where
+        assert digests == right
+        assert digests != first
+
+
+def test_the_extension_writes_versions_without_vllms_reload(kind: str) -> None:
+    check_updates(kind, 1)
+
+
+@pytest.mark.slow
+def test_so_do_two_workers(kind: str) -> None:
+    check_updates(kind, 2)
 
 
 def test_weights_that_kernels_hold_are_not_recorded_and_stay() -> None:

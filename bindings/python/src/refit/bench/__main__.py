@@ -10,6 +10,7 @@ from typing import Any
 from refit.bench import machine, table
 from refit.bench.options import counts, json_to_write, lengths, packages_missing, positive
 from refit.errors import HostMemoryError
+from refit.observe import memory_now
 
 PARAMETERS, ROUNDS = 0.6e9, 7
 COUNTS = (1, 2, 4, 8)
@@ -78,7 +79,7 @@ def _memory_needed(options: argparse.Namespace) -> list[str]:
     """A line for each part that needs much. HostMemoryError if one has too little."""
     from refit.bench import activations, host_step, host_sweep, states, weights, window
 
-    available = machine.available_bytes()
+    available = memory_now.available_bytes()
     lines = []
     if "offload" in options.only:
         lines.append(states.NEED.told(options.parameters, available))

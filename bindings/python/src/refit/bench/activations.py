@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from refit.bench import machine
 from refit.bench.activation_ways import (
     CHECKPOINT,
     KINDS,
@@ -28,6 +27,7 @@ from refit.bench.decoder import Decoder, Sizes, tokens_of
 from refit.bench.device_memory import DeviceMemory, Points, storage_bytes
 from refit.bench.series import Series, ratio
 from refit.errors import HostMemoryError
+from refit.observe import memory_now
 
 Shape = tuple[int, int]
 """Sequences of a batch, and tokens of a sequence."""
@@ -144,7 +144,7 @@ def memory_told(lengths: Sequence[int] | None) -> str:
     tokens = max(batch * length for batch, length in shapes)
     values = tokens * sizes.layers * sizes.width * VALUES
     takes = BESIDES_BYTES + values * _dtype().itemsize * len(KINDS)
-    available = machine.available_bytes()
+    available = memory_now.available_bytes()
     said = f"{takes / 1e9:.1f} GB of free memory"
     if takes > available:
         raise HostMemoryError(

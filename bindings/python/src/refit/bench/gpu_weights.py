@@ -15,12 +15,12 @@ from typing import Any, Protocol, Self
 import torch
 import torch.multiprocessing  # with it ForkingPickler sends where a tensor is, and not its bytes
 
-from refit.bench import machine
 from refit.bench.memory import MemoryNeed
 from refit.bench.series import Series
 from refit.bench.states import shapes
 from refit.bench.ways import MILLISECONDS, Shapes, Weights, blank, change, shapes_of
 from refit.bench.workers import TIMEOUT_S, WorkerProcesses
+from refit.observe import memory_now
 from refit.weights.publisher import Publisher
 from refit.weights.subscriber import Subscriber
 
@@ -48,7 +48,7 @@ class Way(Protocol):
 
 def measure(parameters: float, rounds: int, device: str) -> dict[str, Any]:
     """All ways to one engine on ``device``."""
-    fits = NEED.fitting(min(parameters, PARAMETERS), machine.available_bytes())
+    fits = NEED.fitting(min(parameters, PARAMETERS), memory_now.available_bytes())
     weights = {name: it.to(device) for name, it in blank(dict(shapes(fits))).items()}
     nbytes = sum(it.nbytes for it in weights.values())
     with WorkerProcesses(1) as processes:

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from refit.bench import machine
 from refit.bench.host_ways import WAYS, HostWay, Limit, NotInstalled, differing
 from refit.bench.memory import MemoryNeed
 from refit.bench.series import Series, ratio
 from refit.bench.states import shapes
 from refit.bench.steps import Model, Tensors
+from refit.observe import memory_now
 
 PARAMETERS = 50e6
 STEPS = 3
@@ -52,7 +52,7 @@ def measure(
     HostMemoryError if even a small model does not fit. RuntimeError if a way ends elsewhere than
     the loop over tensors.
     """
-    fits = NEED.fitting(parameters, machine.available_bytes())
+    fits = NEED.fitting(parameters, memory_now.available_bytes())
     left_out: dict[str, str] = {}
     rows = []
     for times in finer:

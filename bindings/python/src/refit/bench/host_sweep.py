@@ -20,12 +20,12 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from refit.bench import machine
 from refit.bench.host_ways import OPTIONS, Hybrid
 from refit.bench.memory import MemoryNeed
 from refit.bench.series import Series, ratio
 from refit.bench.steps import MOMENTS
 from refit.controller import Controller
+from refit.observe import memory_now
 from refit.step.schedule import CpuStep
 
 PARAMETERS = 25e6
@@ -203,7 +203,7 @@ def measure(
     parameters: float, rounds: int, fractions: Sequence[float] = FRACTIONS
 ) -> dict[str, Any]:
     """Every case. HostMemoryError if even a small model does not fit."""
-    fits = NEED.fitting(parameters, machine.available_bytes())
+    fits = NEED.fitting(parameters, memory_now.available_bytes())
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(7)
     begin = {name: it.clone() for name, it in Transformer(fits).state_dict().items()}

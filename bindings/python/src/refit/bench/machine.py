@@ -1,4 +1,4 @@
-"""This machine, for the reader of a figure, and what may be taken of its memory."""
+"""This machine, for the reader of a figure, and what a process of it takes of its memory."""
 
 import os
 import platform
@@ -6,7 +6,6 @@ import resource
 from pathlib import Path
 from typing import Any
 
-CONTAINER = Path("/sys/fs/cgroup")  # where a container sees its own limits
 RESET_PEAK = "5"  # what /proc/PID/clear_refs takes to begin a new peak
 
 
@@ -28,26 +27,6 @@ def _processor() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.machine()
-
-
-def available_bytes(container: Path = CONTAINER) -> int:
-    """Bytes that can be taken without swapping, within the container's limit."""
-    found = 0
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            found = int(line.split()[1]) * 1024
-    return min(found, _left_in(container, found))
-
-
-def _left_in(container: Path, without_limit: int) -> int:
-    """Bytes that a control group still allows; cached files make way."""
-    limit = container / "memory.max"
-    said = limit.read_text().strip() if limit.exists() else "max"
-    if said == "max":
-        return without_limit
-    parts = (line.split() for line in (container / "memory.stat").read_text().splitlines())
-    cached = int(dict(parts).get("inactive_file", 0))
-    return max(0, int(said) - int((container / "memory.current").read_text()) + cached)
 
 
 def status_bytes(key: str) -> int:

@@ -11,6 +11,7 @@ from refit.bench import machine
 from refit.bench.cases import Case, Flat, OneCopy, PerTensor, Refit
 from refit.bench.series import Series, both, ratio
 from refit.bench.states import NEED, adamw_states, checksum
+from refit.observe import memory_now
 
 CASES: tuple[Callable[[list[torch.Tensor], bool], Case], ...] = (Refit, PerTensor, Flat, OneCopy)
 
@@ -32,7 +33,7 @@ def measure(parameters: float, rounds: int) -> dict[str, Any]:
 
     HostMemoryError if even a small model does not fit.
     """
-    fits = NEED.fitting(parameters, machine.available_bytes())
+    fits = NEED.fitting(parameters, memory_now.available_bytes())
     tensors = adamw_states(fits)
     nbytes = sum(it.nbytes for it in tensors)
     before = checksum(tensors)

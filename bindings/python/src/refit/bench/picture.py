@@ -18,12 +18,13 @@ from typing import Any
 
 import torch
 
-from refit.bench import activation_picture, figures, host_picture, machine
+from refit.bench import activation_picture, figures, host_picture
 from refit.bench.memory import MemoryNeed
 from refit.bench.options import file_to_write, packages_missing, picture_to_write, positive
 from refit.bench.workers import TIMEOUT_S, WorkerProcesses
 from refit.controller import Controller
 from refit.errors import HostMemoryError
+from refit.observe import memory_now
 from refit.observe.timeline import Timeline
 from refit.step.schedule import HostStates
 from refit.weights.publisher import Publisher
@@ -52,8 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         DRAWN[result["bench"]].draw(options.picture, result, where)
         return 0
     try:
-        told = NEED.told(options.parameters, machine.available_bytes())
-        parameters = NEED.fitting(options.parameters, machine.available_bytes())
+        told = NEED.told(options.parameters, memory_now.available_bytes())
+        parameters = NEED.fitting(options.parameters, memory_now.available_bytes())
     except HostMemoryError as why:
         sys.stderr.write(f"{why}\n")
         return 1

@@ -8,12 +8,12 @@ ratio of medians.
 import time
 from typing import Any
 
-from refit.bench import machine
 from refit.bench.memory import MemoryNeed
 from refit.bench.series import Series
 from refit.bench.states import shapes
 from refit.bench.ways import WAYS, Way, Weights, blank, change
 from refit.bench.workers import WorkerProcesses
+from refit.observe import memory_now
 
 PARAMETERS = 0.12e9
 COUNTS = (1, 2, 4, 8)
@@ -25,7 +25,7 @@ COPIES_PER_WORKER = 3  # a message, what is made of it, and the worker's own
 def measure(parameters: float, rounds: int, counts: tuple[int, ...] = COUNTS) -> dict[str, Any]:
     """All ways to each number of workers. HostMemoryError if even a small model does not fit."""
     wanted = min(parameters, PARAMETERS)
-    fits = need(counts).fitting(wanted, machine.available_bytes())
+    fits = need(counts).fitting(wanted, memory_now.available_bytes())
     weights = blank(dict(shapes(fits)))
     nbytes = sum(it.nbytes for it in weights.values())
     with WorkerProcesses(max(counts)) as processes:

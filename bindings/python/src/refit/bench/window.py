@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from refit.bench import machine
 from refit.bench.cases import OneCopy
 from refit.bench.memory import MemoryNeed
 from refit.bench.series import Series, ratio
 from refit.bench.states import shapes
 from refit.bench.steps import WAYS, Model, Way
+from refit.observe import memory_now
 
 PARAMETERS = 0.125e9
 """Of the model at most: each way has weights and states of its own."""
@@ -44,7 +44,7 @@ def measure(parameters: float, rounds: int) -> dict[str, Any]:
     RuntimeError if a way's weights or states are not those of the resident one.
     """
     wanted = min(parameters, PARAMETERS)
-    fits = NEED.fitting(wanted, machine.available_bytes())
+    fits = NEED.fitting(wanted, memory_now.available_bytes())
     model = _model(fits)
     copies = OneCopy([torch.empty(model.nbytes, dtype=torch.uint8, device="meta")], True)
     ways: list[Way] = []

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from refit.errors import PeerError, RefitError, StateError, UnsupportedError
 from refit.integrations._quantized import refuse_quantized
 from refit.integrations._receiver import TIMEOUT_S, Receiver, naming, subscribe, words_of
+from refit.integrations._recorded import RecordedLoader
 from refit.integrations._vllm_worker import (
     refuse_asleep,
     restoring,
@@ -98,7 +99,7 @@ class _Subscription:
 
     name: str
     receiver: Receiver
-    adapter: "_Adapter | None" = None
+    into: "_Model | _Adapter"
 
 
 # ---- Answers
@@ -152,7 +153,7 @@ def _connect(
     lora: Mapping[str, Any] | None,
 ) -> Answer:
     refuse_quantized(worker.model_runner.get_model())
-    adapter = None if lora is None else _Adapter(worker, **lora)
+    into = _Model(worker) if lora is None else _Adapter(worker, **lora)
     _close(worker)
     rank = getattr(worker, "rank", None)
     workers = getattr(worker.vllm_config.parallel_config, "world_size", 1)
@@ -160,7 +161,7 @@ def _connect(
         name = worker_name(rank)
     elif workers > 1:
         name = f"{name}-rank{rank}"
-    worker._refit = _Subscription(name, subscribe(endpoint, name, config), adapter)
+    worker._refit = _Subscription(name, subscribe(endpoint, name, config), into)
     return {"worker": name}
 
 
@@ -168,8 +169,7 @@ def _close(worker: Any) -> Answer:
     refit: _Subscription | None = getattr(worker, "_refit", None)
     if refit is not None:
         refit.receiver.close()
-        if refit.adapter is not None:
-            refit.adapter.close()
+        refit.into.close()
         del worker._refit
     return {"version": 0}
 
@@ -236,30 +236,57 @@ def _load_the_same(worker: Any, refit: _Subscription, update: "Update") -> None:
     except EngineWorkerError:
         receiver.join_again(kept=False)
         raise
-    if refit.adapter is not None:
-        refit.adapter.wait()
+    refit.into.accepted()
 
 
 def _load_or_go_back(worker: Any, refit: _Subscription, update: "Update") -> None:
     failed: Exception | None = None
     try:
-        if refit.adapter is None:
-            load(worker, update.tensors())
-        else:
-            refit.adapter.load(update)
+        refit.into.load(update)
         synchronize(getattr(worker, "device", None))
     except Exception as why:
         failed = why
     try:
         _agree(worker, failed)
     except EngineWorkerError as elsewhere:
-        if refit.adapter is not None:
-            refit.adapter.go_back()
+        if refit.into.go_back():
             refit.receiver.keep()
         raise elsewhere if failed is None else failed from None
 
 
 # ---- Whole models
+
+
+class _Model:
+    """The engine's model. vLLM's reload loads the first version, and is recorded: later ones are
+    written to the same places, which graphs go on to read."""
+
+    def __init__(self, worker: Any) -> None:
+        parallel = worker.vllm_config.parallel_config
+        moves = None
+        if getattr(parallel, "enable_eplb", False):
+            moves = "with enable_eplb vLLM moves experts from one place to another"
+        self._runner = worker.model_runner
+        self._loader = RecordedLoader(
+            worker.model_runner.get_model(), lambda weights: load(worker, weights), moves
+        )
+
+    def load(self, update: "Update") -> None:
+        self._loader.load(update)
+        reset = getattr(self._runner, "reset_lora_state", None)  # as vLLM's reload does
+        if reset is not None:
+            reset()
+
+    def accepted(self) -> None:
+        """The version is the model's: a time at which its loader can be recorded."""
+        self._loader.learn()
+
+    def go_back(self) -> bool:
+        """Whether the version before is the model's again."""
+        return False
+
+    def close(self) -> None:
+        """Nothing: the model is vLLM's."""
 
 
 def load(worker: Any, weights: Named) -> None:
@@ -316,18 +343,19 @@ class _Adapter:
         self._put(self._next.path)
         self._loaded = True
 
-    def wait(self) -> None:
+    def accepted(self) -> None:
         """The version that was loaded is the adapter's; the one before goes."""
         self._remove(self._folder)
         self._folder, self._next = self._next, None
 
-    def go_back(self) -> None:
+    def go_back(self) -> bool:
         """The version before is the adapter's again."""
         if self._loaded:
             self._take_out() if self._folder is None else self._put(self._folder.path)
         self._loaded = False
         self._remove(self._next)
         self._next = None
+        return True
 
     def close(self) -> None:
         """Ends the files. vLLM keeps what it has loaded."""

@@ -346,9 +346,20 @@ def _loader_of(model: Any) -> RecordedLoader:
 
     known: RecordedLoader | None = getattr(model, _LOADER, None)
     if known is None:
-        known = RecordedLoader(model, load)
+        moves = "with enable_eplb SGLang moves experts from one place to another"
+        known = RecordedLoader(model, load, moves if _experts_move() else None)
         setattr(model, _LOADER, known)
     return known
+
+
+def _experts_move() -> bool:
+    """Whether SGLang moves experts while it serves (EPLB)."""
+    context = sys.modules.get("sglang.srt.runtime_context")
+    if context is not None:
+        return bool(context.get_exec().moe.enable_eplb)
+    arguments = sys.modules.get("sglang.srt.server_args")  # of before
+    known = getattr(arguments, "get_global_server_args", None)
+    return known is not None and bool(getattr(known(), "enable_eplb", False))
 
 
 def _read_order(said: list[tuple[str, torch.Tensor]]) -> tuple[str, int, float]:
