@@ -1,16 +1,13 @@
 /*
- * delta_job: what the GPU's delta kernels (delta_encode.cu, delta_exchange.cu, delta_apply.cu)
- * take: a table of blocks, in memory that the kernels can reach. A block of threads takes a job at
- * a time.
+ * delta_job: what the GPU's delta kernels (delta_exchange.cu, delta_apply.cu) take: a table of
+ * blocks, in memory that the kernels can reach. A block of threads takes a job at a time.
  *
- *     rft_delta_encode_kernel(rft_delta_job *jobs, uint32_t count)
  *     rft_delta_exchange_kernel(rft_delta_job *jobs, uint32_t count, unsigned char *memory,
  *                               uint64_t room, uint64_t *used)
  *     rft_delta_apply_kernel(rft_delta_job *jobs, uint32_t count)
  *
- * They give what rft_delta_encode, rft_delta_exchange and rft_delta_apply give, bit for bit. Blocks
- * and coded bytes may lie at any address; that of a job's coded bytes is a multiple of 4 where it
- * is encoded.
+ * They give what rft_delta_exchange and rft_delta_apply give, bit for bit. Blocks and the coded
+ * bytes that are applied may lie at any address.
  *
  * An exchange makes the block `after` as `before`, which stays, and its job such that applying it
  * brings the block back. A note lies in the `room` bytes at `memory`, which lies at a multiple of
@@ -26,10 +23,10 @@
 typedef struct rft_delta_job {
     uint64_t before; /* addresses; not used for applying */
     uint64_t after;  /* applying: the block itself */
-    uint64_t coded;  /* encoding: rft_delta_bound bytes of room; exchanging: made */
+    uint64_t coded;  /* exchanging: made */
     rft_delta_shape shape;
-    rft_delta_entry entry; /* encoding: made, if `good`, else only `changed` */
-    uint32_t good;         /* made: what the twin returns, 0 or 1; exchanging: whether it is done */
+    rft_delta_entry entry; /* exchanging: made */
+    uint32_t good;         /* made, 0 or 1: whether it was done */
     uint32_t whole;        /* applying, and made by an exchange: `coded` is the block as it was, and
                               the entry only tells how many elements differed */
 } rft_delta_job;

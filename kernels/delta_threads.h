@@ -5,7 +5,7 @@
  * A bit an element, or the plane HIGH, lies in shared memory. Every thread takes a chunk of it,
  * and so of the elements; scans over the threads say which element, escape and far byte is its
  * first. So the threads go over their chunks several times, counting first, and write once all
- * is known: the coder, how long the planes are; the other one, that they do not contradict
+ * is known: an exchange, how long the planes are; applying, that they do not contradict
  * themselves.
  */
 #ifndef RFT_KERNEL_DELTA_THREADS_H

@@ -14,7 +14,7 @@ set -euo pipefail
 export LC_ALL=C
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-sources=(kernels/cuda_image.cu kernels/cast.cu kernels/delta_apply.cu kernels/delta_encode.cu
+sources=(kernels/cuda_image.cu kernels/cast.cu kernels/delta_apply.cu
     kernels/delta_exchange.cu kernels/digest.cu kernels/master.cu kernels/pack.cu kernels/delta.h kernels/delta_job.h
     kernels/delta_rules.h kernels/delta_threads.h kernels/digest_job.h kernels/digest_word.h kernels/gpu.h
     kernels/gpu_scan.h kernels/master.h kernels/master_rules.h kernels/pack.h)

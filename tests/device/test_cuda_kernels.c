@@ -28,8 +28,8 @@ CUDA_TEST(every_kernel_is_on_the_gpu_before_it_is_needed)
 {
     open_gpu(true);
     assert_int_equal(fake_cuda_calls("cuLibraryLoadData"), 1);
-    assert_int_equal(fake_cuda_calls("cuKernelGetFunction"), 10);
-    assert_int_equal(fake_cuda_calls("cuFuncLoad"), 10);
+    assert_int_equal(fake_cuda_calls("cuKernelGetFunction"), 9);
+    assert_int_equal(fake_cuda_calls("cuFuncLoad"), 9);
     assert_int_equal(fake_cuda_alive().libraries, 1);
     check_digest();
     cuda_close(gpu);

@@ -244,28 +244,23 @@ static bool delta_restore(int device, rft_delta_job *job)
 }
 
 /* One job, at addresses that the GPU reaches; false: one of them is none. */
-static bool delta_do(int device, rft_delta_job *job, bool encodes)
+static bool delta_apply_one(int device, rft_delta_job *job)
 {
-    uint64_t bytes = delta_bytes(job);
-    if (!encodes && job->whole != 0) return delta_restore(device, job);
-    if (!encodes && job->entry.changed == 0) { /* brings back nothing */
+    if (job->whole != 0) return delta_restore(device, job);
+    if (job->entry.changed == 0) { /* brings back nothing */
         job->good = 0;
         return true;
     }
-    uint64_t coded_bytes = encodes ? rft_delta_bound(job->shape) : job->entry.total;
-    unsigned char *after = fake_reach_mapped(device, job->after, bytes, !encodes);
-    unsigned char *coded = fake_reach_mapped(device, job->coded, coded_bytes, encodes);
-    const unsigned char *before =
-        encodes ? fake_reach_mapped(device, job->before, bytes, false) : after;
-    if (before == NULL || after == NULL || coded == NULL) return false;
+    unsigned char *after = fake_reach_mapped(device, job->after, delta_bytes(job), true);
+    unsigned char *coded = fake_reach_mapped(device, job->coded, job->entry.total, false);
+    if (after == NULL || coded == NULL) return false;
     fake_touch();
-    job->good = encodes ? rft_delta_encode(job->shape, before, after, coded, &job->entry)
-                        : rft_delta_apply(job->shape, &job->entry, coded, after);
+    job->good = rft_delta_apply(job->shape, &job->entry, coded, after);
     fake_touched();
     return true;
 }
 
-static rft_cu_result delta_run(fake_op *op, bool encodes)
+static rft_cu_result delta_apply_run(fake_op *op)
 {
     uint64_t count = (uint32_t)op->numbers[1];
     if (count == 0) return RFT_CU_SUCCESS;
@@ -275,20 +270,10 @@ static rft_cu_result delta_run(fake_op *op, bool encodes)
     for (uint64_t i = 0; table != NULL && i < count; i++) {
         rft_delta_job job;
         memcpy(&job, table + i * sizeof job, sizeof job);
-        if (!delta_do(op->device, &job, encodes)) return RFT_CU_ILLEGAL_ADDRESS;
+        if (!delta_apply_one(op->device, &job)) return RFT_CU_ILLEGAL_ADDRESS;
         memcpy(table + i * sizeof job, &job, sizeof job);
     }
     return table == NULL ? RFT_CU_ILLEGAL_ADDRESS : RFT_CU_SUCCESS;
-}
-
-static rft_cu_result delta_encode_run(fake_op *op)
-{
-    return delta_run(op, true);
-}
-
-static rft_cu_result delta_apply_run(fake_op *op)
-{
-    return delta_run(op, false);
 }
 
 /* Where the notes of exchanges go, at addresses that the GPU reaches and those of its own. */
@@ -387,7 +372,6 @@ static const kernel_kind kinds[] = {
     {"rft_master_split_kernel", 5, {8, 8, 8, 8, 4}, master_split_run, master_split_uses},
     {"rft_master_list_kernel", 6, {8, 8, 8, 8, 4, 8}, master_list_run, master_uses},
     {"rft_master_join_kernel", 7, {8, 8, 8, 8, 4, 8, 4}, master_join_run, master_uses},
-    {"rft_delta_encode_kernel", 2, {8, 4}, delta_encode_run, delta_uses},
     {"rft_delta_exchange_kernel", 5, {8, 4, 8, 8, 8}, delta_exchange_run, delta_exchange_uses},
     {"rft_delta_apply_kernel", 2, {8, 4}, delta_apply_run, delta_uses},
 };

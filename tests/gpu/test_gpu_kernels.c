@@ -432,33 +432,23 @@ static void make_jobs(delta_batch *batch)
     memcpy(batch->twins, batch->jobs, sizeof batch->jobs);
 }
 
-static void run_jobs(delta_batch *batch, bool encodes)
+static void apply_jobs(delta_batch *batch)
 {
     test_write(on.device, on.table, batch->jobs, sizeof batch->jobs);
-    if (encodes) {
-        LAUNCH(delta_encode, (uintptr_t)on.table, JOBS);
-    } else {
-        LAUNCH(delta_apply, (uintptr_t)on.table, JOBS);
-    }
+    LAUNCH(delta_apply, (uintptr_t)on.table, JOBS);
     wait();
     test_read(on.device, batch->jobs, on.table, sizeof batch->jobs);
 }
 
-static void encode_once(delta_batch *batch)
+/* In the twin's memory; jobs and twins say what came of it. */
+static void encode_twins(delta_batch *batch)
 {
-    test_write(on.device, on.there, on.there_twin, ROOM);
-    run_jobs(batch, true);
     for (uint32_t i = 0; i < JOBS; i++) {
         rft_delta_job *twin = &batch->twins[i];
         twin->good = rft_delta_encode(twin->shape, twin_of(twin->before), twin_of(twin->after),
                                       twin_of(twin->coded), &twin->entry);
-        assert_int_equal(batch->jobs[i].good, twin->good);
-        assert_int_equal(batch->jobs[i].entry.changed, twin->entry.changed);
-        if (!twin->good) twin->entry.total = 0;
-        if (twin->good)
-            assert_memory_equal(&batch->jobs[i].entry, &twin->entry, sizeof twin->entry);
-        assert_device_equal(on.device, (void *)(uintptr_t)twin->coded, twin_of(twin->coded),
-                            twin->entry.total);
+        batch->jobs[i].entry = twin->entry;
+        batch->jobs[i].good = twin->good;
     }
 }
 
@@ -473,7 +463,7 @@ static void apply_once(delta_batch *batch)
         job->good = 2;
     }
     test_write(on.device, on.there, on.there_twin, ROOM);
-    run_jobs(batch, false);
+    apply_jobs(batch);
     for (uint32_t i = 0; i < JOBS; i++) {
         const rft_delta_job *twin = &batch->twins[i];
         assert_int_equal(batch->jobs[i].good, twin->good);
@@ -484,13 +474,13 @@ static void apply_once(delta_batch *batch)
     check();
 }
 
-GPU_TEST(delta_codes_and_applies_as_the_twin)
+GPU_TEST(delta_applies_as_the_twin)
 {
     static delta_batch batch;
     for (int round = 0; round < 6; round++) {
         fill();
         make_jobs(&batch);
-        encode_once(&batch);
+        encode_twins(&batch);
         apply_once(&batch);
     }
 }
@@ -553,7 +543,7 @@ static void exchange_once(uint64_t room)
     assert_int_equal(done == JOBS, used <= room);
     assert_device_equal(on.device, on.there, on.there_twin, ROOM / 2);
     if (room == 0) return;
-    run_jobs(&batch, false);
+    apply_jobs(&batch);
     assert_device_equal(on.device, on.there, old, ROOM / 2);
 }
 

@@ -32,7 +32,6 @@ typedef enum kernel_name {
     MASTER_SPLIT,
     MASTER_LIST,
     MASTER_JOIN,
-    DELTA_ENCODE,
     DELTA_EXCHANGE,
     DELTA_APPLY,
     KERNELS,
@@ -45,7 +44,6 @@ static const char *const names[KERNELS] = {[PACK] = "rft_pack_kernel",
                                            [MASTER_SPLIT] = "rft_master_split_kernel",
                                            [MASTER_LIST] = "rft_master_list_kernel",
                                            [MASTER_JOIN] = "rft_master_join_kernel",
-                                           [DELTA_ENCODE] = "rft_delta_encode_kernel",
                                            [DELTA_EXCHANGE] = "rft_delta_exchange_kernel",
                                            [DELTA_APPLY] = "rft_delta_apply_kernel"};
 
@@ -240,16 +238,6 @@ refit_status rft_cuda_launch_master_decode(rft_cuda_device *cuda, rft_cu_stream 
 }
 
 /* A block takes a job at a time. */
-static refit_status launch_delta(rft_cuda_device *cuda, rft_cu_stream stream, kernel_name name,
-                                 rft_cu_ptr jobs, uint32_t count, refit_error *error)
-{
-    RFT_TRY(check_kernels(cuda, error));
-    if (count == 0) return REFIT_OK;
-    grid shape = {count_blocks(cuda, count), 1};
-    void *arguments[] = {&jobs, &count};
-    return launch(cuda, stream, cuda->kernels->all[name], shape, arguments, error);
-}
-
 refit_status rft_cuda_launch_delta_exchange(rft_cuda_device *cuda, rft_cu_stream stream,
                                             rft_cu_ptr jobs, uint32_t count, rft_cu_ptr memory,
                                             uint64_t room, rft_cu_ptr used, refit_error *error)
@@ -261,16 +249,14 @@ refit_status rft_cuda_launch_delta_exchange(rft_cuda_device *cuda, rft_cu_stream
     return launch(cuda, stream, cuda->kernels->all[DELTA_EXCHANGE], shape, arguments, error);
 }
 
-refit_status rft_cuda_launch_delta_encode(rft_cuda_device *cuda, rft_cu_stream stream,
-                                          rft_cu_ptr jobs, uint32_t count, refit_error *error)
-{
-    return launch_delta(cuda, stream, DELTA_ENCODE, jobs, count, error);
-}
-
 refit_status rft_cuda_launch_delta_apply(rft_cuda_device *cuda, rft_cu_stream stream,
                                          rft_cu_ptr jobs, uint32_t count, refit_error *error)
 {
-    return launch_delta(cuda, stream, DELTA_APPLY, jobs, count, error);
+    RFT_TRY(check_kernels(cuda, error));
+    if (count == 0) return REFIT_OK;
+    grid shape = {count_blocks(cuda, count), 1};
+    void *arguments[] = {&jobs, &count};
+    return launch(cuda, stream, cuda->kernels->all[DELTA_APPLY], shape, arguments, error);
 }
 
 /* ---- Digests and casts -----------------------------------------------------------------------

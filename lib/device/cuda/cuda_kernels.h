@@ -13,7 +13,6 @@
  *     rft_master_join_kernel(void *master, const void *weights, const void *coded,
  *                            uint64_t elements, uint32_t room, rft_master_result *result,
  *                            uint32_t compares)
- *     rft_delta_encode_kernel(rft_delta_job *jobs, uint32_t count)
  *     rft_delta_exchange_kernel(rft_delta_job *jobs, uint32_t count, unsigned char *memory,
  *                               uint64_t room, uint64_t *used)
  *     rft_delta_apply_kernel(rft_delta_job *jobs, uint32_t count)
@@ -62,8 +61,6 @@ refit_status rft_cuda_launch_master_decode(rft_cuda_device *cuda, rft_cu_stream 
 refit_status rft_cuda_launch_delta_exchange(rft_cuda_device *cuda, rft_cu_stream stream,
                                             rft_cu_ptr jobs, uint32_t count, rft_cu_ptr memory,
                                             uint64_t room, rft_cu_ptr used, refit_error *error);
-refit_status rft_cuda_launch_delta_encode(rft_cuda_device *cuda, rft_cu_stream stream,
-                                          rft_cu_ptr jobs, uint32_t count, refit_error *error);
 refit_status rft_cuda_launch_delta_apply(rft_cuda_device *cuda, rft_cu_stream stream,
                                          rft_cu_ptr jobs, uint32_t count, refit_error *error);
 
