@@ -234,6 +234,7 @@ done
 torch=no
 ! timeout 60 python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null || torch=yes
 torch_step "torch lending" 150 "${as_package[@]}" python3 "$here/lending.py" --device $device
+torch_step "gpu_cycle" 60 "${as_package[@]}" python3 "$root/examples/gpu_cycle.py" --cycles 4
 torch_step "torch activations" 60 "${as_package[@]}" python3 "$here/activations.py" --device $device
 pool=(env -u PYTORCH_ALLOC_CONF -u PYTORCH_CUDA_ALLOC_CONF "${as_package[@]:1}")
 torch_step "torch pool" 60 "${pool[@]}" python3 "$here/torch_pool.py"
