@@ -40,6 +40,12 @@ static void worker_join(scene *the, uint32_t index)
     await_gpu(&the->workers[index]);
 }
 
+/* The trainer counts on so many with its next version: they are on its GPU a message earlier. */
+static void await_workers(scene *the, unsigned count)
+{
+    (void)child_ask(&the->trainer, "wait %u %d", count, TAKE_MS);
+}
+
 /* As a number of slots: the trainer lends its tensors, and keeps no copy. */
 #define LENDS 0u
 
@@ -61,6 +67,7 @@ static void open_scene(scene *the, unsigned slots, const char *setting)
 static void publish(scene *the, unsigned seed, unsigned workers)
 {
     child *const all[] = {&the->workers[0], &the->workers[1]};
+    await_workers(the, workers);
     trainer_publish(&the->trainer, seed, all, workers);
 }
 
@@ -159,6 +166,7 @@ static void a_trainer_that_goes_frees_nothing_under_its_workers(unsigned killed,
 /* Version under way, and with both workers; nothing of it is read. */
 static void begin_streaming(scene *the, unsigned seed)
 {
+    await_workers(the, 2);
     (void)child_ask(&the->trainer, "begin");
     child_say(&the->trainer, "write %u", seed);
     (void)child_ask(&the->workers[0], "arrive %d", TAKE_MS);
@@ -217,7 +225,6 @@ static void a_worker_killed_between_pieces_costs_a_version(unsigned at, bool shm
     (void)child_ask(&the.workers[0], "release");
     worker_join(&the, 1);
     await_gpu(&the.workers[0]);
-    (void)child_ask(&the.trainer, "wait 2 %d", TAKE_MS);
     stream_to_both(&the, 3);
     close_scene(&the);
 }
@@ -236,7 +243,6 @@ static void a_trainer_killed_between_pieces_is_noticed(unsigned at, bool shm, un
     open_trainer(&the, slots, SMALL_BUCKET);
     await_gpu(&the.workers[0]);
     await_gpu(&the.workers[1]);
-    (void)child_ask(&the.trainer, "wait 2 %d", TAKE_MS);
     stream_to_both(&the, 2);
     close_scene(&the);
 }
