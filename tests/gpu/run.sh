@@ -245,19 +245,15 @@ python_suite 190
 
 [ -z "$fake" ] || "$refit" bench tensors --mib 4 | head -50 >"$out/rows/few"
 if [ $torch = yes ]; then
-    timeout 30 "$refit" bench tensors --device $device "${sizes[@]}" >"$out/rows/list"
-    bench "torch" 80 "${as_package[@]}" python3 "$here/torch_cases.py" "$out/rows/list" --seconds 50
-    # Of each way the last line counts: one is written after each round.
-    tac "$out/rows/benches" | awk '!/"bench":"torch"/ { print; next }
-        match($0, /"way":"[^"]*"/) && !seen[substr($0, RSTART, RLENGTH)]++' | tac >"$out/rows/kept"
-    mv "$out/rows/kept" "$out/rows/benches"
+    bench "bench offload, torch" 80 "${as_package[@]}" python3 -m refit.bench offload --json - \
+        --lines --device $device --rounds 5 --parameters 0.25e9
     bench "torch window" 80 "${as_package[@]}" python3 "$here/host_steps.py" --device $device
     bench "bench weights" 80 "${as_package[@]}" python3 -m refit.bench weights --json - --lines \
         --device $device --rounds 7
     bench "bench activations" 80 "${as_package[@]}" python3 -m refit.bench activations --json - \
         --lines --rounds 2 --lengths 1024 4096
 else
-    note torch skip 0 "no PyTorch that sees a GPU"
+    note "bench offload, torch" skip 0 "no PyTorch that sees a GPU"
     note "torch window" skip 0 "no PyTorch that sees a GPU"
 fi
 

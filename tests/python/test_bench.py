@@ -14,6 +14,7 @@ from refit.bench import __main__ as entry
 from refit.bench import (
     activations,
     cases,
+    gpu_offload,
     gpu_weights,
     host_step,
     host_sweep,
@@ -202,6 +203,29 @@ def test_every_way_reaches_every_worker() -> None:
 
 
 @pytest.mark.slow
+def test_all_ways_of_a_gpu_bring_the_states_back() -> None:
+    result = gpu_offload.measure(TINY, rounds=4, device="cpu")
+    assert [row["way"] for row in result["ways"]] == [way.name for way in gpu_offload.WAYS]
+    assert result["bytes"] == 8 * result["parameters"]
+    for row in result["ways"]:
+        assert row["cold_out_seconds"] > 0
+        assert row["back_seconds_p95"] >= row["back_seconds_median"] > 0
+        assert (row["over_refit"] == 1) == (row["way"] == gpu_offload.RefitWay.name)
+    assert "a step waits" in table.gpu_offload(result)
+
+
+def test_states_that_a_way_of_a_gpu_spoils_give_no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Forgetful(gpu_offload.PageableWay):
+        def begin_back(self) -> None:
+            for it, size in zip(self._states, self._sizes, strict=True):
+                it.untyped_storage().resize_(size)
+                it.zero_()
+
+    monkeypatch.setattr(gpu_offload, "WAYS", (Forgetful,))
+    with pytest.raises(RuntimeError, match="came back changed"):
+        gpu_offload.measure(TINY, rounds=1, device="cpu")
+
+
 def test_every_way_reaches_an_engine() -> None:
     """On the CPU; on a GPU PyTorch shares memory by other handles."""
     result = gpu_weights.measure(TINY, rounds=2, device="cpu")

@@ -77,12 +77,21 @@ def _lines(results: list[dict[str, Any]]) -> str:
 
 def _memory_needed(options: argparse.Namespace) -> list[str]:
     """A line for each part that needs much. HostMemoryError if one has too little."""
-    from refit.bench import activations, host_step, host_sweep, states, weights, window
+    from refit.bench import (
+        activations,
+        gpu_offload,
+        host_step,
+        host_sweep,
+        states,
+        weights,
+        window,
+    )
 
     available = memory_now.available_bytes()
     lines = []
     if "offload" in options.only:
-        lines.append(states.NEED.told(options.parameters, available))
+        need = states.NEED if options.device is None else gpu_offload.NEED
+        lines.append(need.told(options.parameters, available))
     if "weights" in options.only and options.device is None:
         wanted = min(options.parameters, weights.PARAMETERS)
         lines.append(weights.need(tuple(options.workers)).told(wanted, available))
@@ -101,8 +110,11 @@ def _memory_needed(options: argparse.Namespace) -> list[str]:
 
 
 def _offload(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    from refit.bench import offload
+    from refit.bench import gpu_offload, offload
 
+    if options.device is not None:
+        result = gpu_offload.measure(options.parameters, options.rounds, options.device)
+        return result, table.gpu_offload(result)
     result = offload.measure(options.parameters, options.rounds)
     return result, table.offload(result)
 
@@ -202,7 +214,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--device",
-        help="of weights: to an engine on this GPU (cuda:0), compared with PyTorch alone",
+        help="of offload and weights: on this GPU (cuda:0), compared with PyTorch alone",
     )
     parser.add_argument(
         "--workers", type=counts, default=COUNTS, metavar="N,N", help="processes (1,2,4,8)"

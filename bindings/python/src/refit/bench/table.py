@@ -55,6 +55,35 @@ def _offload_row(mode: str, row: Result) -> list[str]:
     ]
 
 
+def gpu_offload(result: Result) -> str:
+    """One row for each way."""
+    head = (
+        f"offload: {result['tensors']} states of AdamW, {result['bytes'] / 1e9:.2f} GB, on "
+        f"{result['device']}, {result['rounds']} rounds; the passes of a step take "
+        f"{_seconds(result['passes_seconds_median'])}\n\n"
+    )
+    heads = (
+        "way", "out", "p95", "back", "p95", "first out", "a step waits", "time over refit's",
+        "given back", "host memory",
+    )  # fmt: skip
+    return head + table(heads, (_gpu_offload_row(row) for row in result["ways"]))
+
+
+def _gpu_offload_row(row: Result) -> list[str]:
+    return [
+        row["way"],
+        _seconds(row["out_seconds_median"]),
+        _seconds(row["out_seconds_p95"]),
+        _seconds(row["back_seconds_median"]),
+        _seconds(row["back_seconds_p95"]),
+        _seconds(row["cold_out_seconds"]),
+        _seconds(row["step_waits_seconds"]),
+        f"{row['over_refit']:.2f}",
+        f"{row['device_bytes_given_back'] / 1e9:.2f} GB",
+        f"{row['host_bytes'] / 1e9:.2f} GB",
+    ]
+
+
 def weights(result: Result) -> str:
     """One row for each way and number of workers."""
     head = (

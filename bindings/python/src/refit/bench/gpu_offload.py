@@ -1,0 +1,346 @@
+"""An AdamW's states leave a GPU and return: by ``refit.Controller``, and as PyTorch loops do it.
+
+All ways move the same states, in turn within each round. Out ends when the states are on the host
+and their memory is the driver's again, where another process can take it, but for the way that says
+otherwise. Back ends when they are on the device. A third time is that of a step's passes with the
+states returning at the same time; beyond the time of the passes alone it is what a step waits.
+On the CPU the ways work as well, which is for tests.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from refit.bench.memory import MemoryNeed
+from refit.bench.series import Series, both
+from refit.bench.states import checksum, shapes
+from refit.controller import Controller
+from refit.observe import memory_now
+
+ROUNDS_OF_SLOW = 3
+LARGE_BYTES = 1 << 29
+PASSES_RATE = 25e9
+"""The passes take as long as the states at this many bytes a second: twice a link of 50 GB/s."""
+NEED = MemoryNeed("offload", 8 * 5, 1 << 30)  # on the host: a copy for each way
+
+Tensors = list[torch.Tensor]
+
+
+class Way(Protocol):
+    """It takes its memory in the first round, which is cold."""
+
+    name: str
+    is_slow: bool
+    """It takes seconds: few rounds are enough."""
+
+    def out(self) -> None:
+        """The states leave; returns when they have, and their memory is given back."""
+
+    def begin_back(self) -> None:
+        """They begin to return; work that is submitted from now on may use the device."""
+
+    def end_back(self) -> None:
+        """What an optimizer's step calls first. Afterwards they are there, in stream order."""
+
+    def close(self) -> None:
+        """Gives back what it took."""
+
+
+def measure(parameters: float, rounds: int, device: str) -> dict[str, Any]:
+    """All ways. HostMemoryError if even a small model does not fit the host."""
+    fits = NEED.fitting(parameters, memory_now.available_bytes())
+    optimizer = _optimizer(fits, device)
+    states = [
+        state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")
+    ]
+    nbytes = sum(it.nbytes for it in states)
+    passes = Passes(device, nbytes / PASSES_RATE)
+    before = checksum(states)
+    ways: list[tuple[Way, Figures]] = []
+    try:
+        for make in WAYS:
+            way = make(optimizer, states)
+            ways.append((way, _cold(way, passes, device)))
+            if checksum(states) != before:
+                raise RuntimeError(f"{way.name}: the states came back changed")
+        for number in range(rounds):
+            passes.alone.add(_timed(device, passes.run))
+            for way, figures in ways:
+                if not (way.is_slow and number >= ROUNDS_OF_SLOW):
+                    _round(way, figures, passes, device)
+    finally:
+        for way, _ in reversed(ways):
+            way.close()
+    return {
+        "bench": "gpu_offload",
+        "device": torch.cuda.get_device_name(device) if _is_gpu(device) else device,
+        "parameters": sum(it.numel() for it in states) // 2,
+        "tensors": len(states),
+        "bytes": nbytes,
+        "rounds": rounds,
+        "passes_seconds_median": passes.alone.median,
+        "ways": [figures.row(way.name, nbytes, ways[0][1], passes.alone) for way, figures in ways],
+    }
+
+
+def _optimizer(parameters: float, device: str) -> torch.optim.AdamW:
+    """With the states of its first step, in fp32."""
+    weights = [
+        torch.nn.Parameter(torch.zeros(shape, device=device)) for _, shape in shapes(parameters)
+    ]
+    for weight in weights:
+        weight.grad = torch.ones(1, device=device).expand(weight.shape)
+    optimizer = torch.optim.AdamW(weights, foreach=False)
+    optimizer.step()
+    optimizer.zero_grad()
+    return optimizer
+
+
+class Passes:
+    """What a forward and backward pass is here: products of matrices, for about so long."""
+
+    def __init__(self, device: str, seconds: float) -> None:
+        width = 4096 if _is_gpu(device) else 128
+        dtype = torch.bfloat16 if _is_gpu(device) else torch.float32
+        self._one = torch.ones(width, width, device=device, dtype=dtype)
+        self._product = torch.empty_like(self._one)
+        self._count = 1
+        self.run()  # whose first call is slow
+        _synchronize(device)
+        self._count = max(1, int(seconds / _timed(device, self.run)))
+        self.alone = Series()
+        self.alone.add(_timed(device, self.run))
+
+    def run(self) -> None:
+        """Submits them."""
+        for _ in range(self._count):
+            torch.mm(self._one, self._one, out=self._product)
+
+
+class Figures:
+    """The times of one way, and what it took and gave."""
+
+    def __init__(self) -> None:
+        self.out, self.back, self.step = Series(), Series(), Series()
+        self.given_back = 0
+        self.host_bytes = 0
+
+    def row(self, name: str, nbytes: int, refit: "Figures", alone: Series) -> dict[str, Any]:
+        """As a result has it."""
+        return {
+            "way": name,
+            **self.out.figures("out_"),
+            **self.back.figures("back_"),
+            **self.out.cold_figure("out_"),
+            **self.back.cold_figure("back_"),
+            "offload_gbps": self.out.gbps(nbytes),
+            "restore_gbps": self.back.gbps(nbytes),
+            "step_waits_seconds": max(0.0, self.step.median - alone.median),
+            "over_refit": both(self.out, self.back).median / both(refit.out, refit.back).median,
+            "device_bytes_given_back": self.given_back,
+            "host_bytes": self.host_bytes,
+        }
+
+
+def _cold(way: Way, passes: Passes, device: str) -> Figures:
+    figures = Figures()
+    available, free = memory_now.available_bytes(), _free_bytes(device)
+    figures.out.add(_timed(device, way.out))
+    figures.given_back = max(0, _free_bytes(device) - free)
+    figures.host_bytes = max(0, available - memory_now.available_bytes())
+    figures.back.add(_timed(device, lambda: _whole(way)))
+    _step(way, figures, passes, device)
+    return figures
+
+
+def _round(way: Way, figures: Figures, passes: Passes, device: str) -> None:
+    figures.out.add(_timed(device, way.out))
+    figures.back.add(_timed(device, lambda: _whole(way)))
+    _step(way, figures, passes, device)
+
+
+def _whole(way: Way) -> None:
+    way.begin_back()
+    way.end_back()
+
+
+def _step(way: Way, figures: Figures, passes: Passes, device: str) -> None:
+    """Passes, during which the states return if the way can do that."""
+
+    def step() -> None:
+        way.begin_back()
+        passes.run()
+        way.end_back()
+
+    way.out()
+    figures.step.add(_timed(device, step))
+
+
+def _timed(device: str, call: Callable[[], None]) -> float:
+    """Seconds, with the device waited for at both ends."""
+    _synchronize(device)
+    start = time.perf_counter()
+    call()
+    _synchronize(device)
+    return time.perf_counter() - start
+
+
+def _is_gpu(device: str) -> bool:
+    return torch.device(device).type == "cuda"
+
+
+def _synchronize(device: str) -> None:
+    if _is_gpu(device):
+        torch.cuda.synchronize(device)
+
+
+def _free_bytes(device: str) -> int:
+    return torch.cuda.mem_get_info(device)[0] if _is_gpu(device) else 0
+
+
+# ---- refit
+
+
+class RefitWay:
+    """The cycle of a training loop: offload, restore, and the wait that a step makes."""
+
+    name = "refit.Controller"
+    is_slow = False
+
+    def __init__(self, optimizer: torch.optim.Optimizer, states: Tensors) -> None:
+        self._controller = Controller(optimizer)
+        self.out = self._controller.offload
+        self.begin_back = self._controller.restore
+        self.end_back = self._controller.wait
+        self.close = self._controller.close
+
+
+# ---- What loops in PyTorch do
+
+
+class _TorchWay:
+    """Each state is copied by itself; its storage is emptied, and filled again."""
+
+    name: str
+    is_slow = False
+    gives_back = True
+
+    def __init__(self, optimizer: torch.optim.Optimizer, states: Tensors) -> None:
+        self._states = states
+        self._device = str(states[0].device)
+        self._sizes = [it.untyped_storage().nbytes() for it in states]
+        self._saved: Tensors = []
+
+    def out(self) -> None:
+        self._saved = self._copies()
+        _synchronize(self._device)
+        for it in self._states:
+            it.untyped_storage().resize_(0)
+        if self.gives_back and _is_gpu(self._device):
+            torch.cuda.empty_cache()
+
+    def _copies(self) -> Tensors:
+        """On the host, or on their way there."""
+        raise NotImplementedError
+
+    def begin_back(self) -> None:
+        for it, size, saved in zip(self._states, self._sizes, self._saved, strict=True):
+            it.untyped_storage().resize_(size)
+            it.copy_(saved, non_blocking=True)
+
+    def end_back(self) -> None:
+        """The copies are in the order of the stream."""
+
+    def close(self) -> None:
+        self._saved = []
+
+
+class PageableWay(_TorchWay):
+    """``.to("cpu")``, one state after the other, as trainers do by default."""
+
+    name = '.to("cpu")'
+    is_slow = True
+
+    def _copies(self) -> Tensors:
+        return [it.to("cpu", copy=True) for it in self._states]
+
+
+class NonBlockingWay(_TorchWay):
+    """PyTorch takes page-locked memory for it, and keeps that for the next time."""
+
+    name = '.to("cpu", non_blocking=True)'
+
+    def _copies(self) -> Tensors:
+        self._saved = []  # whose memory is taken again
+        return [it.to("cpu", non_blocking=True, copy=True) for it in self._states]
+
+
+class CoalescedWay(_TorchWay):
+    """A copy of each state into one page-locked buffer that stays."""
+
+    name = "one page-locked buffer"
+
+    def _copies(self) -> Tensors:
+        if not self._saved:
+            places = [(size + 511) // 512 * 512 for size in self._sizes]
+            is_gpu = _is_gpu(self._device)
+            buffer = torch.empty(sum(places), dtype=torch.uint8, pin_memory=is_gpu)
+            self._saved = [
+                part[: it.nbytes].view(it.dtype).view(it.shape)
+                for part, it in zip(torch.split(buffer, places), self._states, strict=True)
+            ]
+        for saved, it in zip(self._saved, self._states, strict=True):
+            saved.copy_(it, non_blocking=True)
+        return self._saved
+
+
+class KeptWay(CoalescedWay):
+    """The same without ``empty_cache``: no other process can have the memory."""
+
+    name = "the same, PyTorch keeps the memory"
+    gives_back = False
+
+
+class LargeWay:
+    """The link: as many bytes by large copies between two buffers that stay."""
+
+    name = "one large copy"
+    is_slow = False
+
+    def __init__(self, optimizer: torch.optim.Optimizer, states: Tensors) -> None:
+        self._total = sum(it.untyped_storage().nbytes() for it in states)
+        size = min(self._total, LARGE_BYTES)
+        device = states[0].device
+        self._here = torch.ones(size, dtype=torch.uint8, device=device)
+        self._there = torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+
+    def _copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
+        left = self._total
+        while left > 0:
+            part = min(left, source.numel())
+            to[:part].copy_(source[:part], non_blocking=True)
+            left -= part
+
+    def out(self) -> None:
+        self._copy(self._there, self._here)
+
+    def begin_back(self) -> None:
+        self._copy(self._here, self._there)
+
+    def end_back(self) -> None:
+        """The copies are in the order of the stream."""
+
+    def close(self) -> None:
+        del self._here, self._there
+
+
+WAYS: tuple[Callable[[torch.optim.Optimizer, Tensors], Way], ...] = (
+    RefitWay,
+    PageableWay,
+    NonBlockingWay,
+    CoalescedWay,
+    KeptWay,
+    LargeWay,
+)
