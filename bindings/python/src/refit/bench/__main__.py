@@ -21,7 +21,8 @@ less memory a smaller model is measured, and a line says so first. A quick look,
     python -m refit.bench offload weights --parameters 0.06e9 --rounds 3 --workers 1,4
 
 python -m refit.bench picture cycle.png draws a cycle's memory over time, and with --figures what
-host_sweep or activations has written by --json"""
+host_sweep or activations has written by --json. python -m refit.bench report FOLDER makes one page
+of this machine's figures"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,6 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from refit.bench import picture
 
         return picture.main(given[1:])
+    if given[:1] == ["report"]:
+        from refit.bench import report
+
+        return report.main(given[1:])
     options = _options(given)
     try:
         for line in _memory_needed(options):
@@ -231,8 +236,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     options.parameters_given = options.parameters
     options.parameters = options.parameters or PARAMETERS
     for name in options.only:
-        if name == "picture":
-            parser.error("picture goes by itself, and first: python -m refit.bench picture FILE")
+        if name in ("picture", "report"):
+            parser.error(f"{name} goes by itself, and first: python -m refit.bench {name} PLACE")
         if name not in _PARTS:
             parser.error(f"there is no part {name!r}: say {', '.join(_PARTS)}")
     options.only = options.only or list(_PARTS)
