@@ -170,6 +170,7 @@ void rft_units_trim(refit_offloader *offloader)
 
 void rft_units_reset(refit_offloader *offloader)
 {
+    if (offloader->schedule.chunks == 0) return;
     for (uint32_t id = 0; id < offloader->regions.count; id++) {
         rft_region *region = &offloader->regions.items[id];
         if (region->units == NULL || region->place != REFIT_ON_DEVICE) continue;

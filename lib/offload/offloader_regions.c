@@ -319,15 +319,18 @@ refit_status rft_regions_give_back(refit_offloader *offloader, refit_error *erro
 refit_status rft_regions_take(refit_offloader *offloader, refit_error *error)
 {
     const rft_schedule *schedule = &offloader->schedule;
+    bool pieces = false, others = false; /* of an arena; without memory, and of none */
     for (uint32_t id = 0; id < offloader->regions.count; id++) {
         const rft_region *region = &offloader->regions.items[id];
         RFT_REFUSE_IF(!region->bound && !has_provider(offloader, region), error, REFIT_ERR_STATE,
                       "region %s has no memory to come back to: allocate it and call "
                       "refit_offloader_bind first",
                       region->name);
+        pieces = pieces || region->arena != NULL;
+        others = others || (!region->bound && region->arena == NULL);
     }
-    RFT_TRY(for_runs(offloader, commit_run, error));
-    for (uint32_t at = 0; at < schedule->count; at++) {
+    if (pieces) RFT_TRY(for_runs(offloader, commit_run, error));
+    for (uint32_t at = 0; others && at < schedule->count; at++) {
         refit_region_id id = schedule->order[at];
         if (!offloader->regions.items[id].bound) RFT_TRY(take_by_hook(offloader, id, error));
     }

@@ -14,21 +14,28 @@
 
 /* ---- A region and the table -------------------------------------------------------------- */
 
+/* What every walk over all regions reads comes first, in one line of the cache. */
 typedef struct rft_region {
-    char *name;   /* owned */
     char *memory; /* NULL: the caller has taken it back; an arena's address stays */
     uint64_t bytes;
-    uint64_t host_offset; /* in the image; KEEP only, once sealed */
-    uint64_t host_bytes;  /* that it takes there */
-    uint64_t digest;      /* of the bytes that went out (offload.verify) */
-    void *pageable; /* the host copy on the pageable path; owned, from malloc; guarded as `place` */
+    uint64_t host_offset;   /* in the image; KEEP only, once sealed */
     refit_arena *arena;     /* that holds `memory`, or NULL; entered */
     const void *allocation; /* the allocation or arena that contains the memory. Only its identity
                           matters: two regions are joined into one copy only if it is the same */
     uint32_t group;
-    int32_t priority;
     refit_policy policy;
-    refit_place place;       /* guarded: see above */
+    refit_place place; /* guarded: see above */
+    bool bound;        /* device memory is mapped at `memory`; after an arena failed to give it
+                  back perhaps only some */
+    bool coded;        /* once sealed: leaves as what its weights lack */
+    bool rewritten;    /* in the image, since it went there: by windows, or by their caller;
+                          or it never left the device, but began in the image */
+    bool on_cpu;       /* a host step has it */
+    int32_t priority;
+    char *name;          /* owned */
+    uint64_t host_bytes; /* that it takes in the image */
+    uint64_t digest;     /* of the bytes that went out (offload.verify) */
+    void *pageable; /* the host copy on the pageable path; owned, from malloc; guarded as `place` */
     const uint16_t *weights; /* borrowed; NULL: none */
     uint64_t chunk;          /* coded: elements that leave at a time */
     uint64_t head;           /* coded: bytes of the image before its units */
@@ -36,12 +43,6 @@ typedef struct rft_region {
     uint32_t room;           /* coded: of each unit (kernels/master.h) */
     uint32_t need;           /* coded: the room that a unit wanted when it did not fit; guarded */
     uint32_t misfits;        /* coded: how often that was; guarded */
-    bool coded;              /* once sealed: leaves as what its weights lack */
-    bool rewritten;          /* in the image, since it went there: by windows, or by their caller;
-                                or it never left the device, but began in the image */
-    bool on_cpu;             /* a host step has it */
-    bool bound; /* device memory is mapped at `memory`; after an arena failed to give it
-                   back perhaps only some */
 } rft_region;
 
 typedef struct rft_name {
