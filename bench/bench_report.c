@@ -20,7 +20,7 @@ static uint64_t room(void)
     refit_config config;
     rft_budget budget;
     refit_config_init(&config, sizeof config);
-    if (rft_budget_read("", &config, 0, &budget, NULL) != REFIT_OK) return UINT64_MAX;
+    if (rft_budget_read("", &config, 0, 0, &budget, NULL) != REFIT_OK) return UINT64_MAX;
     return budget.free_bytes / 4 * 3;
 }
 

@@ -85,11 +85,13 @@ const rft_option rft_options[] = {
      "Take the arena on a thread of its own, while the trainer loads its model; the first offload "
      "waits for it. Off where the cores and the driver have other work meanwhile."},
     {"offload.take_turns", IN(offload_take_turns), FLAG("true"),
-     "Processes of one user on one machine take their arenas one after another, so that they do "
-     "not meet the memory limit together. false starts all at once."},
+     "Processes of one user on one machine do not take the memory that another is about to take: "
+     "those for which too little is left wait until the others have their arenas. false: none "
+     "waits, and they may meet the memory limit together."},
     {"offload.timeout_ms", IN(offload_timeout_ms), RFT_TIME, "1min", 1, 24 * HOUR, "ms",
      "A controller waits no longer for states to leave or to return; nor does an offload for the "
-     "arena, or a process for each one that takes its own first. Raise it for large arenas."},
+     "arena, or a process for others that take theirs first and get nowhere. Raise it for large "
+     "arenas."},
     {"offload.rate_limit", IN(offload_rate_limit), RFT_SIZE, "0", 0, TIB, "bytes a second",
      "The most that one direction takes of the link, over steps of 50 ms: set it where collectives "
      "share "

@@ -130,11 +130,12 @@ void rft_budget_free(const char *root, rft_budget *out)
 }
 
 refit_status rft_budget_read(const char *root, const refit_config *config, uint64_t own,
-                             rft_budget *out, refit_error *error)
+                             uint64_t claimed, rft_budget *out, refit_error *error)
 {
     rft_budget budget;
     rft_budget_free(root, &budget);
     if (!rft_add_u64(budget.free_bytes, own, &budget.free_bytes)) budget.free_bytes = UINT64_MAX;
+    if (budget.source != NULL) budget.free_bytes -= rft_min_u64(claimed, budget.free_bytes);
     uint64_t wanted = config->offload_budget_bytes;
     RFT_REFUSE_IF(budget.source == NULL && wanted == 0, error, REFIT_ERR_SYSTEM,
                   "neither /proc/meminfo nor a cgroup tells how much memory is free: set "

@@ -28,8 +28,10 @@ void rft_budget_free(const char *root, rft_budget *out);
 
 /* `root` is where proc and sys/fs/cgroup are looked for: "" in life, a folder of made-up files in
  * tests. `own` bytes of what is used are the asker's and count as free: it would give them back
- * first. REFIT_ERR_SYSTEM if nothing can be read and no offload.budget_bytes is set. Any thread. */
+ * first. `claimed` bytes of what is free are other processes' and count as used: they are about to
+ * touch them. REFIT_ERR_SYSTEM if nothing can be read and no offload.budget_bytes is set. Any
+ * thread. */
 refit_status rft_budget_read(const char *root, const refit_config *config, uint64_t own,
-                             rft_budget *out, refit_error *error);
+                             uint64_t claimed, rft_budget *out, refit_error *error);
 
 #endif

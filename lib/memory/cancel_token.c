@@ -9,6 +9,7 @@ refit_status rft_cancel_token_open(rft_cancel_token *token, refit_error *error)
     atomic_init(&token->in_line, false);
     atomic_init(&token->taken, 0);
     atomic_init(&token->ready, 0);
+    token->left = NULL;
     atomic_init(&token->stopped, false);
     RFT_TRY(rft_mutex_open(&token->lock, error));
     refit_status status = rft_cond_open(&token->moved, error);

@@ -15,6 +15,7 @@ typedef struct rft_cancel_token {
     atomic_bool in_line;        /* it waits for other processes, and has nothing yet */
     atomic_uint_fast64_t taken; /* bytes that have memory by now, */
     atomic_uint_fast64_t ready; /* and those of them that are ready for use */
+    atomic_uint_fast64_t *left; /* where those that have none yet are shown to others; NULL: not */
     atomic_bool stopped;
     rft_mutex lock;
     rft_cond moved; /* the work has ended, or is to stop */

@@ -75,10 +75,20 @@ static void prepare_for_forks(void)
     prepared = pthread_atfork(before_fork, in_parent, in_child);
 }
 
+void rft_forks_lock(void)
+{
+    (void)pthread_once(&once, prepare_for_forks);
+    rft_lock(&guard);
+}
+
+void rft_forks_unlock(void)
+{
+    rft_unlock(&guard);
+}
+
 /* ---- Opening and closing */
 
-/* To make a file longer than RLIMIT_FSIZE allows ends the process by a signal. */
-static bool may_be_long(uint64_t bytes)
+bool rft_file_fits(uint64_t bytes)
 {
     struct rlimit most;
     return bytes <= INT64_MAX && (getrlimit(RLIMIT_FSIZE, &most) != 0 ||
@@ -87,7 +97,7 @@ static bool may_be_long(uint64_t bytes)
 
 int rft_memory_file(uint64_t bytes)
 {
-    if (!may_be_long(bytes)) {
+    if (!rft_file_fits(bytes)) {
         errno = EFBIG;
         return -1;
     }

@@ -30,8 +30,16 @@ refit_status rft_fork_map_open(void *base, uint64_t bytes, rft_fork_map **out, r
 /* Later children have nothing there. Unmaps nothing. NULL is allowed. */
 void rft_fork_map_close(rft_fork_map *map);
 
+/* May a file of this process have so many bytes? To write more ends it by a signal (ulimit -f). */
+bool rft_file_fits(uint64_t bytes);
+
 /* A file of `bytes` zeros in memory, which may be sealed; no program can be run from it, and no
  * other user reaches it. -1, with errno. */
 int rft_memory_file(uint64_t bytes);
+
+/* Between the two no other thread forks: what is opened meanwhile and closed again, or kept from
+ * children, no child has. Nothing that can wait may be done there. fork(2) alone is held up. */
+void rft_forks_lock(void);
+void rft_forks_unlock(void);
 
 #endif

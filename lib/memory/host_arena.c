@@ -137,8 +137,12 @@ bool rft_huge_pages_ask(void *base, uint64_t bytes, refit_huge_pages wanted, boo
  * with huge pages where a probe shows that they come cheap, touched by several threads and page-
  * locked slab by slab.
  *
- *     machine-wide lock ─► budget ─► map ─► place (NUMA) ─► huge pages
- *         ─► touch and page-lock, slab by slab
+ *     machine-wide lock ─► budget ─► claim ─► the lock is given
+ *         ─► map ─► place (NUMA) ─► huge pages ─► touch and page-lock, slab by slab
+ *
+ * What costs time is the last line, and all processes do it at the same time: the budget of each is
+ * what the claims of the others leave. One to which they leave too little waits, and looks again
+ * until it fits or all claims have ended.
  *
  * Placement comes before the first touch, which decides where a page lies; the touch comes before
  * the page-lock, which would otherwise touch page by page on one thread. If a step fails, the drop
@@ -160,23 +164,36 @@ typedef struct rft_image_memory {
     bool huge_pages;        /* asked for, after the probe */
     int numa_node;          /* the node it is placed on, or a REFIT_NUMA_* */
     int64_t spent;          /* ns of touch and page-lock */
-    bool claimed;           /* the device counts its bytes */
+    bool counted;           /* the device counts its bytes */
     bool hidden;            /* from forked children; the caller's wish */
     rft_fork_map *fork_map; /* NULL: it is private */
 } rft_image_memory;
 
-static refit_status check_budget(uint64_t bytes, uint64_t others, const refit_config *config,
+/* Does it fit into what is free, of which other processes claim so much? */
+static refit_status check_budget(uint64_t bytes, uint64_t claimed, const refit_config *config,
                                  refit_error *error)
 {
     rft_budget budget;
-    RFT_TRY(rft_budget_read("", config, 0, &budget, error));
+    RFT_TRY(rft_budget_read("", config, 0, claimed, &budget, error));
     RFT_REFUSE_IF(bytes > budget.bytes, error, REFIT_ERR_BUDGET,
                   "the host image needs %" PRIu64 " bytes, the budget is %" PRIu64 " (%s; %" PRIu64
                   " free): offload less, raise offload.budget_bytes or "
                   "offload.budget_share, or free memory",
                   bytes, budget.bytes, budget.source, budget.free_bytes);
-    /* What others have is no longer free: only a number that the user gave has to be shared. */
+    return REFIT_OK;
+}
+
+/* Counts the bytes for the device before they are taken, so that of two that are taken at once one
+ * is refused. What others have is no longer free: only a number that the user gave has to be
+ * shared. */
+static refit_status count_bytes(rft_image_memory *memory, const refit_config *config,
+                                refit_error *error)
+{
+    refit_device *device = memory->pins.device;
+    uint64_t bytes = memory->pins.bytes;
     uint64_t given = config->offload_budget_bytes;
+    uint64_t others = atomic_fetch_add(&device->host_bytes, bytes);
+    memory->counted = true;
     RFT_REFUSE_IF(given != 0 && bytes > given - rft_min_u64(others, given), error, REFIT_ERR_BUDGET,
                   "the host image needs %" PRIu64 " bytes beside the %" PRIu64
                   " that other host memory of the device has, and offload.budget_bytes is %" PRIu64
@@ -185,16 +202,39 @@ static refit_status check_budget(uint64_t bytes, uint64_t others, const refit_co
     return REFIT_OK;
 }
 
-/* Counts the bytes for the device before they are taken, so that of two that are taken at once one
- * is refused. */
-static refit_status claim_bytes(rft_image_memory *memory, const refit_config *config,
-                                refit_error *error)
+/* Takes the machine's lock, once what the claims of others leave is enough or there are none. On
+ * failure it may be held. */
+static refit_status await_room(uint64_t bytes, const refit_config *config,
+                               rft_machine_lock *machine_lock, rft_cancel_token *token,
+                               refit_error *error)
 {
-    refit_device *device = memory->pins.device;
+    uint32_t timeout_ms = config->offload_timeout_ms;
+    RFT_TRY(rft_machine_lock_take(machine_lock, timeout_ms, token, error));
+    for (;;) {
+        uint64_t claimed;
+        bool others = rft_machine_lock_claimed(machine_lock, &claimed);
+        refit_status status = check_budget(bytes, claimed, config, error);
+        if (status != REFIT_ERR_BUDGET || !others) return status;
+        RFT_TRY(rft_machine_lock_retry(machine_lock, timeout_ms, token, error));
+    }
+}
+
+/* The bytes are counted, and claimed from other processes. */
+static refit_status reserve(rft_image_memory *memory, const refit_config *config,
+                            rft_machine_lock *machine_lock, rft_cancel_token *token,
+                            refit_error *error)
+{
     uint64_t bytes = memory->pins.bytes;
-    uint64_t others = atomic_fetch_add(&device->host_bytes, bytes);
-    memory->claimed = true;
-    return check_budget(bytes, others, config, error);
+    atomic_store(&token->in_line, config->offload_take_turns != 0);
+    refit_status status = config->offload_take_turns
+                              ? await_room(bytes, config, machine_lock, token, error)
+                              : check_budget(bytes, 0, config, error);
+    atomic_store(&token->in_line, false);
+    RFT_TRY(status);
+    RFT_TRY(count_bytes(memory, config, error));
+    rft_machine_lock_claim(machine_lock, bytes);
+    token->left = machine_lock->claim;
+    return REFIT_OK;
 }
 
 static refit_status fail_map(uint64_t bytes, refit_error *error)
@@ -307,7 +347,6 @@ static refit_status take_steps(rft_image_memory *memory, const refit_config *con
                                rft_cancel_token *token, refit_error *error)
 {
     rft_slab_pins *pins = &memory->pins;
-    RFT_TRY(claim_bytes(memory, config, error));
     RFT_TRY(map_image(pins->bytes, &pins->base, error));
     RFT_TRY(show_children(memory, config, error));
     RFT_TRY(place(memory, config, error));
@@ -326,8 +365,8 @@ static void image_memory_drop(rft_image_memory *memory)
     rft_fork_map_close(memory->fork_map);
     memory->fork_map = NULL;
     if (memory->pins.base != NULL) (void)munmap(memory->pins.base, memory->pins.bytes);
-    if (memory->claimed) atomic_fetch_sub(&memory->pins.device->host_bytes, memory->pins.bytes);
-    memory->claimed = false;
+    if (memory->counted) atomic_fetch_sub(&memory->pins.device->host_bytes, memory->pins.bytes);
+    memory->counted = false;
     memory->pins.base = NULL;
     memory->huge_pages = false;
     memory->numa_node = REFIT_NUMA_OFF;
@@ -335,20 +374,19 @@ static void image_memory_drop(rft_image_memory *memory)
 }
 
 /* Takes pins.bytes, cut into pins.slabs, for pins.device; the caller has filled in these. With
- * offload.take_turns it waits for `machine_lock` first, and holds it until it is done. Blocks. On
+ * offload.take_turns the bytes are claimed with `machine_lock` until they are touched. Blocks. On
  * failure nothing is held. REFIT_ERR_BUDGET names need, budget and where the budget comes from;
  * REFIT_ERR_PIN the slab, the limit and how to raise it; REFIT_ERR_HOST_MEMORY, REFIT_ERR_CONFIG (a
- * NUMA node that is not there), REFIT_ERR_SYSTEM, REFIT_ERR_TIMEOUT (the lock), REFIT_ERR_CANCELLED
- * (`token`). */
+ * NUMA node that is not there), REFIT_ERR_SYSTEM, REFIT_ERR_TIMEOUT (others that take their
+ * memory), REFIT_ERR_CANCELLED (`token`). */
 static refit_status image_memory_take(rft_image_memory *memory, const refit_config *config,
                                       rft_machine_lock *machine_lock, rft_cancel_token *token,
                                       refit_error *error)
 {
-    if (config->offload_take_turns) {
-        RFT_TRY(rft_machine_lock_take(machine_lock, config->offload_timeout_ms, token, error));
-    }
-    refit_status status = take_steps(memory, config, token, error);
+    refit_status status = reserve(memory, config, machine_lock, token, error);
+    if (status == REFIT_OK) status = take_steps(memory, config, token, error);
     if (status != REFIT_OK) image_memory_drop(memory);
+    token->left = NULL;
     rft_machine_lock_give(machine_lock);
     return status;
 }

@@ -1,10 +1,15 @@
 /*
  * The lock is held by a mapping. flock(2) belongs to an open file, which a forked child would
  * share, and with it the lock, for as long as it lives. So the file is mapped, the mapping is kept
- * from children (MADV_DONTFORK), and the descriptor is closed: then the mapping alone keeps the
- * file open and locked, and unmapping it, or the end of the process, gives the lock back. What is
- * left is a fork between opening and closing, a few system calls apart. Nothing is ever read or
- * written there.
+ * from children (MADV_DONTFORK), and the descriptor is closed before this process can fork: then
+ * the mapping alone keeps the file open and locked, and unmapping it, or the end of the process,
+ * gives the lock back. Nothing is ever read or written there.
+ *
+ * A claim is a file with the number of bytes, locked in the same way; through its mapping the
+ * number falls. Whether it is someone's shows when its lock is tried, which is done under the
+ * machine's lock alone, as is claiming: so no two processes ever try the same file at once, and no
+ * one reads a number that is not there yet. The number is first written to the file: a folder
+ * without room refuses that, where a store to the mapping would end the process.
  *
  * Two openings of one file exclude each other even within a process, so offloaders on several
  * threads exclude each other too. The kernel knows no flock with a deadline: it is tried again and
@@ -22,17 +27,22 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/checked.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/user.h"
+#include "memory/fork_map.h"
 
 #define FILE_MODE 0600
-#define ROOM      1  /* byte; the kernel makes a page of it */
-#define TRY_MS    10 /* between two tries */
+#define ROOM      sizeof(uint64_t) /* the kernel makes a page of it */
+#define TRY_MS    10               /* between two tries */
+#define CLAIMS    64               /* at once, at most */
+
+#define CLAIM_PATH_BYTES (RFT_MACHINE_LOCK_PATH_BYTES + 16)
 
 typedef enum attempt {
     ATTEMPT_HELD,
-    ATTEMPT_BUSY,   /* another process has the lock */
+    ATTEMPT_BUSY,   /* another holder has the lock */
     ATTEMPT_FAILED, /* no file can be locked in this folder; errno says why */
 } attempt;
 
@@ -71,6 +81,15 @@ static bool is_named(int fd)
     return fstat(fd, &file) == 0 && file.st_nlink > 0;
 }
 
+/* -1 is allowed. Does not change errno. */
+static void close_file(int fd)
+{
+    int code = errno;
+    if (fd >= 0) (void)close(fd);
+    rft_forks_unlock();
+    errno = code;
+}
+
 static attempt lock_file(int fd)
 {
     int result;
@@ -84,9 +103,9 @@ static attempt lock_file(int fd)
     return errno == EWOULDBLOCK ? ATTEMPT_BUSY : ATTEMPT_FAILED;
 }
 
-static attempt lock_mapped(int fd, void **held)
+static attempt lock_mapped(int fd, int access, void **held)
 {
-    void *mapping = mmap(NULL, ROOM, PROT_NONE, MAP_SHARED, fd, 0);
+    void *mapping = mmap(NULL, ROOM, access, MAP_SHARED, fd, 0);
     if (mapping == MAP_FAILED) return ATTEMPT_FAILED;
     attempt made = madvise(mapping, ROOM, MADV_DONTFORK) == 0 ? lock_file(fd) : ATTEMPT_FAILED;
     if (made == ATTEMPT_HELD) {
@@ -99,17 +118,27 @@ static attempt lock_mapped(int fd, void **held)
     return made;
 }
 
+/* Not for a child: until close_file nothing forks. `since` is when its last holder took it. -1:
+ * there is none, or it is not this user's alone. */
+static int open_file(const char *path, int flags, struct timespec *since)
+{
+    rft_forks_lock();
+    int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | flags, FILE_MODE);
+    if (fd >= 0 && is_own(fd, since)) return fd;
+    close_file(fd);
+    return -1;
+}
+
+/* ---- The lock ------------------------------------------------------------------------------- */
+
 static attempt try_place(rft_machine_lock *machine_lock, const char *path)
 {
     errno = ENOENT;
     if (path[0] == '\0') return ATTEMPT_FAILED;
-    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, FILE_MODE);
+    int fd = open_file(path, O_CREAT, &machine_lock->since);
     if (fd < 0) return ATTEMPT_FAILED;
-    attempt made =
-        is_own(fd, &machine_lock->since) ? lock_mapped(fd, &machine_lock->held) : ATTEMPT_FAILED;
-    int code = errno;
-    close(fd);
-    errno = code;
+    attempt made = lock_mapped(fd, PROT_NONE, &machine_lock->held);
+    close_file(fd);
     return made;
 }
 
@@ -118,6 +147,7 @@ static attempt try_places(rft_machine_lock *machine_lock, int *code)
 {
     attempt made = ATTEMPT_FAILED;
     for (int i = 0; i < RFT_MACHINE_LOCK_PLACES && made == ATTEMPT_FAILED; i++) {
+        machine_lock->place = i;
         made = try_place(machine_lock, machine_lock->paths[i]);
         if (made == ATTEMPT_FAILED && i == 0) *code = errno;
     }
@@ -141,6 +171,21 @@ static bool has_passed_on(struct timespec *before, const struct timespec *now)
     return !first && !same;
 }
 
+/* Between two tries. */
+static refit_status pause_before(int64_t deadline, uint32_t timeout_ms, rft_cancel_token *token,
+                                 refit_error *error)
+{
+    RFT_TRY(rft_cancel_token_check(token, error));
+    int64_t now = rft_now();
+    RFT_REFUSE_IF(now >= deadline, error, REFIT_ERR_TIMEOUT,
+                  "another process of this user has been taking its host memory for %u ms: try "
+                  "again, raise offload.timeout_ms, or set offload.take_turns: false",
+                  timeout_ms);
+    int64_t next = rft_after_ms(now, TRY_MS);
+    rft_cancel_token_pause(token, next < deadline ? next : deadline);
+    return REFIT_OK;
+}
+
 static refit_status wait_lock(rft_machine_lock *machine_lock, uint32_t timeout_ms,
                               rft_cancel_token *token, refit_error *error)
 {
@@ -151,29 +196,120 @@ static refit_status wait_lock(rft_machine_lock *machine_lock, uint32_t timeout_m
         attempt made = try_places(machine_lock, &code);
         if (made == ATTEMPT_FAILED) say_without(machine_lock, code);
         if (made != ATTEMPT_BUSY) return REFIT_OK;
-        RFT_TRY(rft_cancel_token_check(token, error));
-        int64_t now = rft_now();
-        if (has_passed_on(&since, &machine_lock->since)) deadline = rft_after_ms(now, timeout_ms);
-        RFT_REFUSE_IF(now >= deadline, error, REFIT_ERR_TIMEOUT,
-                      "another process of this user has been taking its host memory for %u ms: try "
-                      "again, raise offload.timeout_ms, or set offload.take_turns: false",
-                      timeout_ms);
-        int64_t next = rft_after_ms(now, TRY_MS);
-        rft_cancel_token_pause(token, next < deadline ? next : deadline);
+        if (has_passed_on(&since, &machine_lock->since))
+            deadline = rft_after_ms(rft_now(), timeout_ms);
+        RFT_TRY(pause_before(deadline, timeout_ms, token, error));
     }
 }
 
 refit_status rft_machine_lock_take(rft_machine_lock *machine_lock, uint32_t timeout_ms,
                                    rft_cancel_token *token, refit_error *error)
 {
-    atomic_store(&token->in_line, true);
-    refit_status status = wait_lock(machine_lock, timeout_ms, token, error);
-    atomic_store(&token->in_line, false);
-    return status;
+    machine_lock->until = 0;
+    return wait_lock(machine_lock, timeout_ms, token, error);
+}
+
+static void unlock(void **mapping)
+{
+    int code = errno;
+    if (*mapping != NULL) (void)munmap(*mapping, ROOM);
+    *mapping = NULL;
+    errno = code;
 }
 
 void rft_machine_lock_give(rft_machine_lock *machine_lock)
 {
-    if (machine_lock->held != NULL) (void)munmap(machine_lock->held, ROOM);
-    machine_lock->held = NULL;
+    void *claim = machine_lock->claim;
+    unlock(&machine_lock->held);
+    unlock(&claim);
+    machine_lock->claim = NULL;
+}
+
+/* ---- Claims --------------------------------------------------------------------------------- */
+
+/* Next to the file that is locked. */
+static void name_claim(char *path, const rft_machine_lock *machine_lock, int nth)
+{
+    (void)snprintf(path, CLAIM_PATH_BYTES, "%s.claim-%d", machine_lock->paths[machine_lock->place],
+                   nth);
+}
+
+/* False: no one claims anything there. */
+static bool read_claim(const char *path, uint64_t *bytes)
+{
+    struct timespec since;
+    int fd = open_file(path, 0, &since);
+    if (fd < 0) return false;
+    bool claimed = lock_file(fd) == ATTEMPT_BUSY && pread(fd, bytes, ROOM, 0) == ROOM;
+    close_file(fd);
+    return claimed;
+}
+
+bool rft_machine_lock_claimed(rft_machine_lock *machine_lock, uint64_t *bytes)
+{
+    char path[CLAIM_PATH_BYTES];
+    uint64_t one, all = 0;
+    bool any = false;
+    for (int i = 0; i < CLAIMS && machine_lock->held != NULL; i++) {
+        name_claim(path, machine_lock, i);
+        if (!read_claim(path, &one)) continue;
+        if (!rft_add_u64(all, one, &all)) all = UINT64_MAX;
+        any = true;
+    }
+    machine_lock->claimed = all;
+    *bytes = all;
+    return any;
+}
+
+refit_status rft_machine_lock_retry(rft_machine_lock *machine_lock, uint32_t timeout_ms,
+                                    rft_cancel_token *token, refit_error *error)
+{
+    unlock(&machine_lock->held);
+    if (machine_lock->until == 0 || machine_lock->claimed != machine_lock->waited)
+        machine_lock->until = rft_after_ms(rft_now(), timeout_ms);
+    machine_lock->waited = machine_lock->claimed;
+    RFT_TRY(pause_before(machine_lock->until, timeout_ms, token, error));
+    return wait_lock(machine_lock, timeout_ms, token, error);
+}
+
+static bool write_claim(int fd, uint64_t bytes)
+{
+    errno = EFBIG;
+    return rft_file_fits(ROOM) && pwrite(fd, &bytes, ROOM, 0) == ROOM;
+}
+
+/* BUSY: it is another's. */
+static attempt make_claim(const char *path, uint64_t bytes, void **claim)
+{
+    struct timespec since;
+    int fd = open_file(path, O_CREAT, &since);
+    if (fd < 0) return ATTEMPT_FAILED;
+    attempt made = lock_mapped(fd, PROT_READ | PROT_WRITE, claim);
+    if (made == ATTEMPT_HELD && !write_claim(fd, bytes)) {
+        made = ATTEMPT_FAILED;
+        unlock(claim);
+    }
+    close_file(fd);
+    return made;
+}
+
+void rft_machine_lock_claim(rft_machine_lock *machine_lock, uint64_t bytes)
+{
+    char path[CLAIM_PATH_BYTES];
+    attempt made = ATTEMPT_BUSY;
+    void *claim = NULL;
+    if (machine_lock->held == NULL) return;
+    for (int i = 0; i < CLAIMS && made == ATTEMPT_BUSY; i++) {
+        name_claim(path, machine_lock, i);
+        made = make_claim(path, bytes, &claim);
+    }
+    machine_lock->claim = claim;
+    if (made == ATTEMPT_HELD) {
+        unlock(&machine_lock->held);
+        return;
+    }
+    rft_log(REFIT_LOG_WARNING,
+            "other processes of this user wait until this one has taken its host memory: %s cannot "
+            "be used: %s",
+            path, strerror(errno));
 }

@@ -101,6 +101,14 @@ static uint64_t touched(const rft_touch *touch)
     return end;
 }
 
+/* Lock held. */
+static void show_progress(const rft_touch *touch)
+{
+    uint64_t taken = touched(touch);
+    atomic_store(&touch->token->taken, taken);
+    if (touch->token->left != NULL) atomic_store(touch->token->left, touch->bytes - taken);
+}
+
 /* Whole huge pages, if it is put into such. */
 static uint64_t chunk_bytes(uint64_t huge)
 {
@@ -133,7 +141,7 @@ static bool touch_chunk(rft_touch *touch, uint32_t seat)
         touch->error = error;
     }
     touch->at[seat] = NOWHERE;
-    if (touch->status == REFIT_OK) atomic_store(&touch->token->taken, touched(touch));
+    if (touch->status == REFIT_OK) show_progress(touch);
     rft_cond_wake_all(&touch->moved);
     return true;
 }

@@ -426,7 +426,7 @@ static refit_status check_budget(const refit_host_step *step, refit_error *error
     refit_offloader *offloader = step->offloader;
     uint64_t held = rft_image_held(offloader), bytes = rft_host_arena_describe(step->arena).bytes;
     rft_budget budget;
-    RFT_TRY(rft_budget_read("", &offloader->config, held, &budget, error));
+    RFT_TRY(rft_budget_read("", &offloader->config, held, 0, &budget, error));
     uint64_t left = budget.bytes - rft_min_u64(held, budget.bytes);
     RFT_REFUSE_IF(bytes > left, error, REFIT_ERR_BUDGET,
                   "a host step needs %" PRIu64 " bytes of host memory beside the %" PRIu64

@@ -240,7 +240,7 @@ refit_status refit_offloader_estimate(refit_offloader *offloader, uint64_t *host
     uint64_t bytes;
     rft_budget budget;
     RFT_TRY(measure(offloader, &bytes, error));
-    RFT_TRY(rft_budget_read("", &offloader->config, rft_image_held(offloader), &budget, error));
+    RFT_TRY(rft_budget_read("", &offloader->config, rft_image_held(offloader), 0, &budget, error));
     *host_bytes = bytes;
     *budget_bytes = budget.bytes;
     return REFIT_OK;
@@ -252,7 +252,7 @@ static refit_status check_pageable_budget(refit_offloader *offloader, refit_erro
     uint64_t need = offloader->schedule.layout.payload_bytes;
     rft_budget budget;
     if (offloader->config.use_pinned_optimizer_offload) return REFIT_OK;
-    RFT_TRY(rft_budget_read("", &offloader->config, 0, &budget, error));
+    RFT_TRY(rft_budget_read("", &offloader->config, 0, 0, &budget, error));
     RFT_REFUSE_IF(need > budget.bytes, error, REFIT_ERR_BUDGET,
                   "offloading needs %" PRIu64 " bytes of host memory, %s allows %" PRIu64
                   ": raise offload.budget_bytes or keep less",

@@ -13,7 +13,7 @@ static rft_budget read_budget(double share, uint64_t bytes)
     config.offload_budget_share = share;
     config.offload_budget_bytes = bytes;
     rft_budget budget;
-    assert_ok(rft_budget_read(tree.root, &config, 0, &budget, NULL));
+    assert_ok(rft_budget_read(tree.root, &config, 0, 0, &budget, NULL));
     return budget;
 }
 
@@ -160,11 +160,32 @@ MACHINE(asker_s_own_memory_counts_as_free)
     refit_config_init(&config, sizeof config);
     config.offload_budget_share = 0.5;
     rft_budget budget;
-    assert_ok(rft_budget_read(tree.root, &config, 512 * MIB, &budget, NULL));
+    assert_ok(rft_budget_read(tree.root, &config, 512 * MIB, 0, &budget, NULL));
     assert_int_equal(budget.free_bytes, 2560 * MIB);
     assert_int_equal(budget.bytes, 1280 * MIB);
-    assert_ok(rft_budget_read(tree.root, &config, UINT64_MAX, &budget, NULL));
+    assert_ok(rft_budget_read(tree.root, &config, UINT64_MAX, 0, &budget, NULL));
     assert_true(budget.free_bytes == UINT64_MAX);
+}
+
+MACHINE(what_others_claim_counts_as_used)
+{
+    refit_config config;
+    refit_config_init(&config, sizeof config);
+    config.offload_budget_share = 0.5;
+    rft_budget budget;
+    assert_ok(rft_budget_read(tree.root, &config, 0, 512 * MIB, &budget, NULL));
+    assert_int_equal(budget.free_bytes, 1536 * MIB);
+    assert_int_equal(budget.bytes, 768 * MIB);
+    assert_string_equal(budget.source, "MemAvailable");
+    assert_ok(rft_budget_read(tree.root, &config, 0, UINT64_MAX, &budget, NULL));
+    assert_int_equal(budget.free_bytes, 0);
+    config.offload_budget_bytes = 1600 * MIB;
+    assert_ok(rft_budget_read(tree.root, &config, 0, 448 * MIB, &budget, NULL));
+    assert_int_equal(budget.bytes, 1600 * MIB);
+    assert_string_equal(budget.source, "offload.budget_bytes");
+    assert_ok(rft_budget_read(tree.root, &config, 0, 449 * MIB, &budget, NULL));
+    assert_int_equal(budget.bytes, 1599 * MIB);
+    assert_string_equal(budget.source, "MemAvailable");
 }
 
 MACHINE(nonsense_bounds_nothing)
@@ -201,10 +222,13 @@ EMPTY(without_any_file_only_a_budget_in_bytes_is_left)
     refit_config_init(&config, sizeof config);
     rft_budget budget = {7, 7, NULL};
     refit_error error;
-    assert_int_equal(rft_budget_read(tree.root, &config, 0, &budget, &error), REFIT_ERR_SYSTEM);
+    assert_int_equal(rft_budget_read(tree.root, &config, 0, 0, &budget, &error), REFIT_ERR_SYSTEM);
     assert_int_equal(budget.bytes, 7);
     assert_non_null(strstr(error.text, "offload.budget_bytes"));
     budget = read_budget(0.5, 5 * MIB);
+    assert_int_equal(budget.bytes, 5 * MIB);
+    config.offload_budget_bytes = 5 * MIB; /* nothing tells of what the claims are a part */
+    assert_ok(rft_budget_read(tree.root, &config, 0, GIB, &budget, NULL));
     assert_int_equal(budget.bytes, 5 * MIB);
 }
 
@@ -213,7 +237,7 @@ TEST(this_machine_has_a_budget)
     refit_config config;
     rft_budget budget;
     refit_config_init(&config, sizeof config);
-    assert_ok(rft_budget_read("", &config, 0, &budget, NULL));
+    assert_ok(rft_budget_read("", &config, 0, 0, &budget, NULL));
     assert_true(budget.bytes > 0);
     assert_true(budget.bytes < budget.free_bytes);
 }

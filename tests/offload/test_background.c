@@ -310,7 +310,18 @@ static void take_lock_or_skip(rft_machine_lock *machine_lock)
     if (machine_lock->held == NULL) skip();
 }
 
-SCENE(the_machine_lock_is_held_while_memory_is_taken, .unsealed = true,
+/* Does anyone claim host memory: the rig, or another test on this machine? */
+static bool is_any_claimed(void)
+{
+    uint64_t bytes;
+    rft_machine_lock machine_lock;
+    assert_ok(take_lock(&machine_lock, TIMEOUT_MS));
+    bool claimed = rft_machine_lock_claimed(&machine_lock, &bytes);
+    rft_machine_lock_give(&machine_lock);
+    return claimed;
+}
+
+SCENE(memory_is_claimed_and_the_lock_is_free_while_it_is_taken, .unsealed = true,
       .settings = SETTINGS("offload.background=true", "offload.take_turns=true",
                            "offload.pin=require"))
 {
@@ -318,12 +329,14 @@ SCENE(the_machine_lock_is_held_while_memory_is_taken, .unsealed = true,
     take_lock_or_skip(&machine_lock);
     rft_machine_lock_give(&machine_lock);
     seal_held(on, 2);
-    assert_int_equal(take_lock(&machine_lock, 0), REFIT_ERR_TIMEOUT);
-    rft_machine_lock_give(&machine_lock);
+    assert_true(is_any_claimed());
     faulty_device_let_pins(on->device);
     assert_ok(prepare(on));
-    assert_ok(take_lock(&machine_lock, TIMEOUT_MS)); /* it was given */
-    rft_machine_lock_give(&machine_lock);
+    int64_t deadline = rft_deadline(TIMEOUT_MS);
+    bool claimed = true;
+    while (claimed && rft_now() < deadline)
+        claimed = is_any_claimed();
+    assert_false(claimed);
     rig_cycle(on);
 }
 
@@ -358,16 +371,19 @@ SCENE(a_wait_for_memory_says_that_it_waits_for_the_lock, .unsealed = true,
 
 /* ---- Memory that is its own ------------------------------------------------------------------ */
 
-static bool fake_memory; /* the machine has always 1 GiB available, and no cgroup */
+#define MACHINE GIB
+
+static atomic_ullong fake_memory; /* so many bytes are always available, and no cgroup; 0: not */
 
 bool __real_rft_procfile_read(const char *path, char *text, size_t room);
 bool __wrap_rft_procfile_read(const char *path, char *text, size_t room);
 
 bool __wrap_rft_procfile_read(const char *path, char *text, size_t room)
 {
-    if (!fake_memory) return __real_rft_procfile_read(path, text, room);
+    unsigned long long bytes = atomic_load(&fake_memory);
+    if (bytes == 0) return __real_rft_procfile_read(path, text, room);
     if (strcmp(path, "/proc/meminfo") != 0) return false;
-    snprintf(text, room, "MemAvailable: 1048576 kB\n");
+    snprintf(text, room, "MemAvailable: %llu kB\n", bytes / KIB);
     return true;
 }
 
@@ -375,20 +391,106 @@ SCENE(an_estimate_does_not_count_its_own_image_as_used, .unsealed = true,
       .settings = SETTINGS("offload.budget_share=0.5"))
 {
     uint64_t need, budget;
-    fake_memory = true;
+    fake_memory = MACHINE;
     assert_ok(seal(on));
     rig_offload(on);
     assert_ok(refit_offloader_estimate(on->offloader, &need, &budget, &on->error));
-    assert_int_equal(budget, ((UINT64_C(1) << 30) + rig_stats(on).host_bytes) / 2);
+    assert_int_equal(budget, (MACHINE + rig_stats(on).host_bytes) / 2);
     assert_true(rig_stats(on).host_bytes >= rig_kept_bytes(on));
     rig_restore(on);
     assert_ok(trim(on));
     assert_ok(refit_offloader_estimate(on->offloader, &need, &budget, &on->error));
-    assert_int_equal(budget, UINT64_C(1) << 29);
-    fake_memory = false;
+    assert_int_equal(budget, MACHINE / 2);
+    fake_memory = 0;
 }
 SCENE_AGAIN(an_estimate_does_not_count_its_own_image_as_used, pageable, .unsealed = true,
             .settings = SETTINGS("offload.budget_share=0.5", "use_pinned_optimizer_offload=false"))
+
+/* ---- What others claim ----------------------------------------------------------------------- */
+
+/* Another process claims all of it, and the rig's waits. */
+static void seal_and_wait(rig *on, rft_machine_lock *other)
+{
+    take_lock_or_skip(other);
+    rft_machine_lock_claim(other, MACHINE);
+    fake_memory = MACHINE;
+    assert_ok(seal(on));
+    int64_t deadline = rft_deadline(TIMEOUT_MS);
+    do {
+        assert_int_equal(prepare_for(on, 1), REFIT_ERR_TIMEOUT);
+    } while (strstr(on->error.text, "other processes") == NULL && rft_now() < deadline);
+    assert_says(&on->error, "other processes");
+    assert_int_equal(faulty_device_calls(on->device, FAULTY_HOST_PIN), 0);
+}
+
+static const char *const turns[] = {"offload.background=true", "offload.take_turns=true", NULL};
+
+SCENE(a_seal_waits_while_others_claim_too_much, .unsealed = true, .settings = turns)
+{
+    rft_machine_lock other;
+    seal_and_wait(on, &other);
+    atomic_store(other.claim, MACHINE / 2); /* it fits, although the other still takes memory */
+    assert_ok(prepare(on));
+    rft_machine_lock_give(&other);
+    fake_memory = 0;
+    rig_cycle(on);
+}
+
+SCENE(a_wait_for_what_others_claim_can_be_ended, .unsealed = true, .settings = turns)
+{
+    rft_machine_lock other;
+    seal_and_wait(on, &other);
+    assert_ok(trim(on));
+    rft_machine_lock_give(&other);
+    fake_memory = 0;
+    prepare_and_cycle(on);
+}
+
+SCENE(a_seal_for_which_others_never_leave_enough_fails, .unsealed = true,
+      .settings = SETTINGS("offload.take_turns=true"))
+{
+    rft_machine_lock other;
+    take_lock_or_skip(&other);
+    rft_machine_lock_claim(&other, MACHINE);
+    fake_memory = MACHINE;
+    refit_status status = hurry(on, seal);
+    fake_memory = 0;
+    rft_machine_lock_give(&other);
+    assert_int_equal(status, REFIT_ERR_TIMEOUT);
+    assert_says(&on->error, "offload.take_turns");
+    check_untouched(on, REFIT_OPEN);
+    assert_int_equal(faulty_device_calls(on->device, FAULTY_HOST_PIN), 0);
+}
+
+/* One that goes on without turns asks no one. */
+SCENE(without_turns_claims_do_not_count, .unsealed = true,
+      .settings = SETTINGS("offload.take_turns=false"))
+{
+    rft_machine_lock other;
+    take_lock_or_skip(&other);
+    rft_machine_lock_claim(&other, MACHINE);
+    fake_memory = MACHINE;
+    refit_status status = seal(on);
+    fake_memory = 0;
+    rft_machine_lock_give(&other);
+    assert_ok(status);
+    rig_cycle(on);
+}
+
+/* As if no one had ever claimed anything: nothing of the other is left in the figures. */
+SCENE(the_refusal_after_a_wait_has_the_figures_of_what_is_free, .unsealed = true,
+      .settings = SETTINGS("offload.background=true", "offload.take_turns=true",
+                           "offload.budget_share=0.5"))
+{
+    rft_machine_lock other;
+    seal_and_wait(on, &other);
+    fake_memory = 64 * KIB;
+    rft_machine_lock_give(&other);
+    assert_int_equal(prepare(on), REFIT_ERR_BUDGET);
+    assert_says(&on->error, "the budget is 32768 (MemAvailable; 65536 free)");
+    fake_memory = 0;
+    check_untouched(on, REFIT_RESIDENT);
+}
 
 int main(void)
 {

@@ -18,8 +18,7 @@
 
 static _Thread_local test_node *here;
 static _Thread_local unsigned self;
-static _Thread_local bool has_lock, looked;
-static _Thread_local unsigned pins_under_this_lock;
+static _Thread_local bool has_lock, asked, looked, has_claim;
 
 /* ---- The node */
 
@@ -65,7 +64,6 @@ void node_enter(test_node *node, unsigned rank)
 void node_bury(test_node *node, unsigned rank)
 {
     atomic_fetch_add(&node->free_bytes, atomic_exchange(&node->taken[rank], 0));
-    atomic_store(&node->inside, 0);
     atomic_store(&node->standing, 0);
 }
 
@@ -90,27 +88,67 @@ refit_status __real_rft_machine_lock_take(rft_machine_lock *machine_lock, uint32
                                           rft_cancel_token *token, refit_error *error);
 refit_status __wrap_rft_machine_lock_take(rft_machine_lock *machine_lock, uint32_t timeout_ms,
                                           rft_cancel_token *token, refit_error *error);
+bool __real_rft_machine_lock_claimed(rft_machine_lock *machine_lock, uint64_t *bytes);
+bool __wrap_rft_machine_lock_claimed(rft_machine_lock *machine_lock, uint64_t *bytes);
+refit_status __real_rft_machine_lock_retry(rft_machine_lock *machine_lock, uint32_t timeout_ms,
+                                           rft_cancel_token *token, refit_error *error);
+refit_status __wrap_rft_machine_lock_retry(rft_machine_lock *machine_lock, uint32_t timeout_ms,
+                                           rft_cancel_token *token, refit_error *error);
+void __real_rft_machine_lock_claim(rft_machine_lock *machine_lock, uint64_t bytes);
+void __wrap_rft_machine_lock_claim(rft_machine_lock *machine_lock, uint64_t bytes);
 void __real_rft_machine_lock_give(rft_machine_lock *machine_lock);
 void __wrap_rft_machine_lock_give(rft_machine_lock *machine_lock);
 void __real_rft_cancel_token_pause(rft_cancel_token *token, int64_t deadline);
 void __wrap_rft_cancel_token_pause(rft_cancel_token *token, int64_t deadline);
 
+static void enter_lock(void)
+{
+    has_lock = true;
+    asked = looked = has_claim = false;
+    if (atomic_fetch_add(&here->inside, 1) != 0) atomic_fetch_add(&here->together, 1);
+}
+
+static void leave_lock(void)
+{
+    if (has_lock) atomic_fetch_sub(&here->inside, 1);
+    has_lock = false;
+}
+
 refit_status __wrap_rft_machine_lock_take(rft_machine_lock *machine_lock, uint32_t timeout_ms,
                                           rft_cancel_token *token, refit_error *error)
 {
     refit_status status = __real_rft_machine_lock_take(machine_lock, timeout_ms, token, error);
-    if (status != REFIT_OK) return status;
-    has_lock = true;
-    looked = false;
-    pins_under_this_lock = 0;
-    if (atomic_fetch_add(&here->inside, 1) != 0) atomic_fetch_add(&here->together, 1);
-    return REFIT_OK;
+    if (status == REFIT_OK) enter_lock();
+    return status;
+}
+
+bool __wrap_rft_machine_lock_claimed(rft_machine_lock *machine_lock, uint64_t *bytes)
+{
+    asked = true;
+    return __real_rft_machine_lock_claimed(machine_lock, bytes);
+}
+
+refit_status __wrap_rft_machine_lock_retry(rft_machine_lock *machine_lock, uint32_t timeout_ms,
+                                           rft_cancel_token *token, refit_error *error)
+{
+    leave_lock();
+    refit_status status = __real_rft_machine_lock_retry(machine_lock, timeout_ms, token, error);
+    if (status == REFIT_OK) enter_lock();
+    return status;
+}
+
+void __wrap_rft_machine_lock_claim(rft_machine_lock *machine_lock, uint64_t bytes)
+{
+    bool in_order = has_lock && looked;
+    leave_lock();
+    __real_rft_machine_lock_claim(machine_lock, bytes);
+    has_claim = in_order && machine_lock->claim != NULL;
 }
 
 void __wrap_rft_machine_lock_give(rft_machine_lock *machine_lock)
 {
-    if (has_lock) atomic_fetch_sub(&here->inside, 1);
-    has_lock = false;
+    leave_lock();
+    has_claim = false;
     __real_rft_machine_lock_give(machine_lock);
 }
 
@@ -131,7 +169,7 @@ bool __wrap_rft_procfile_read(const char *path, char *text, size_t room)
     if (strcmp(path, "/proc/meminfo") != 0) return __real_rft_procfile_read(path, text, room);
     long long bytes = atomic_load(&here->free_bytes);
     snprintf(text, room, "MemAvailable: %lld kB\n", bytes > 0 ? bytes / 1024 : 0);
-    looked = true;
+    looked = asked;
     return true;
 }
 
@@ -143,15 +181,21 @@ refit_status __wrap_rft_slab_pins_take(rft_slab_pins *pins, refit_pin wanted,
                                        rft_cancel_token *token, refit_error *error);
 void __real_rft_slab_pins_drop(rft_slab_pins *pins);
 void __wrap_rft_slab_pins_drop(rft_slab_pins *pins);
-refit_status __real_rft_device_host_pin(refit_device *device, void *memory, uint64_t bytes,
-                                        bool read_only, refit_error *error);
-refit_status __wrap_rft_device_host_pin(refit_device *device, void *memory, uint64_t bytes,
-                                        bool read_only, refit_error *error);
+
+static void stand(void)
+{
+    int64_t deadline = rft_deadline(HELD_MS);
+    atomic_fetch_add(&here->standing, 1);
+    while (atomic_load(&here->held) && rft_now() < deadline)
+        (void)poll(NULL, 0, 1);
+    atomic_fetch_sub(&here->standing, 1);
+}
 
 refit_status __wrap_rft_slab_pins_take(rft_slab_pins *pins, refit_pin wanted,
                                        rft_cancel_token *token, refit_error *error)
 {
-    if (!has_lock || !looked) atomic_fetch_add(&here->without_lock, 1);
+    if (!has_claim) atomic_fetch_add(&here->unclaimed, 1);
+    if (atomic_load(&here->held)) stand();
     atomic_fetch_add(&here->takings, 1);
     take((long long)pins->bytes);
     refit_status status = __real_rft_slab_pins_take(pins, wanted, token, error);
@@ -163,22 +207,4 @@ void __wrap_rft_slab_pins_drop(rft_slab_pins *pins)
 {
     if (pins->pinned > 0) drop((long long)pins->bytes);
     __real_rft_slab_pins_drop(pins);
-}
-
-static void stand(void)
-{
-    int64_t deadline = rft_deadline(HELD_MS);
-    atomic_fetch_add(&here->standing, 1);
-    while (atomic_load(&here->held) && rft_now() < deadline)
-        (void)poll(NULL, 0, 1);
-    atomic_fetch_sub(&here->standing, 1);
-}
-
-/* Memory that refit pins for other ends is pinned without the lock, and is not the node's affair.
- */
-refit_status __wrap_rft_device_host_pin(refit_device *device, void *memory, uint64_t bytes,
-                                        bool read_only, refit_error *error)
-{
-    if (has_lock && pins_under_this_lock++ == 1) stand();
-    return __real_rft_device_host_pin(device, memory, bytes, read_only, error);
 }

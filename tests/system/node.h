@@ -1,11 +1,11 @@
 /*
  * node: the host memory of a machine that the test has made up, and its ranks are on. What a rank's
- * library is told is free there is what is left after what all of them have taken; and the node
- * sees whether two were ever at it together.
+ * library is told is free there is what is left after what all of them have touched; and the node
+ * sees whether two ever had the lock together, or memory was taken that was not claimed.
  *
  * It lies between the library and its own files by the linker (NODE_WRAPS in CMakeLists.txt): where
- * the machine-wide lock is taken and given back, what /proc/meminfo says, and where the image's
- * memory is taken and dropped.
+ * the machine-wide lock is taken and given back and bytes are claimed, what /proc/meminfo says, and
+ * where the image's memory is touched and dropped.
  */
 #ifndef NODE_H
 #define NODE_H
@@ -17,14 +17,14 @@
 
 typedef struct test_node {
     atomic_llong free_bytes;
-    atomic_llong least;      /* that was ever free; below 0 they have met the limit */
-    atomic_int inside;       /* ranks that have the lock */
-    atomic_int together;     /* how often one was not alone */
-    atomic_int without_lock; /* memory taken without the lock, or without a look at what is free */
-    atomic_int waits;        /* how often one found the lock taken */
-    atomic_int takings;      /* images taken */
-    atomic_bool held;        /* while true, a rank that takes memory stops in the middle of it */
-    atomic_int standing;     /* ranks that have stopped there */
+    atomic_llong least;   /* that was ever free; below 0 they have met the limit */
+    atomic_int inside;    /* ranks that have the lock */
+    atomic_int together;  /* how often one was not alone */
+    atomic_int unclaimed; /* memory taken without a claim after a look at what is free */
+    atomic_int waits;     /* how often one found too little, or the lock taken */
+    atomic_int takings;   /* images touched */
+    atomic_bool held;     /* while true, a rank stops between its claim and its first touch */
+    atomic_int standing;  /* ranks that have stopped there */
     atomic_llong taken[NODE_RANKS]; /* by rank */
 } test_node;
 

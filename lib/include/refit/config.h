@@ -122,9 +122,10 @@ typedef struct refit_config {
     uint32_t offload_batch;        /* most copies in one submission */
     uint8_t offload_verify;      /* digest each region when it leaves and compare when it is back */
     uint8_t offload_background;  /* a seal returns while the arena is still being taken */
-    uint8_t offload_take_turns;  /* processes of one user take their arenas one after another */
+    uint8_t offload_take_turns;  /* an arena does not take what another process of the user is about
+                                    to take */
     uint32_t offload_timeout_ms; /* bounds each wait: for states to leave or return, for the
-                                    arena, for the machine-wide lock */
+                                    arena, for others that take theirs */
     uint64_t offload_rate_limit; /* bytes a second of copies in one direction; 0: no limit */
     uint64_t offload_small_bytes;   /* CUDA: smaller copies are gathered by a kernel; 0: measured */
     uint64_t offload_staging_bytes; /* CUDA: device memory for that, each of two halves; and on any

@@ -224,15 +224,15 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_set_memory(refit_offload
 
 /*
  * Plans the layout and takes, touches and page-locks the host memory; then no region can be added.
- * Blocks for the first touch, and before it for the other processes of this user on this machine
- * that are at theirs (offload.take_turns; at most offload.timeout_ms for each). With
- * offload.background it returns at once, and a thread of its own takes the memory (see
- * refit_offloader_prepare). If an earlier, smaller request for memory is still in progress, the
- * call first ends it, which takes at most offload.timeout_ms. On failure the offloader is OPEN as
- * before and nothing is held. A second call does nothing.
+ * Blocks for the first touch. Other processes of this user on this machine may take theirs at the
+ * same time; while these leave too little, it waits for them first (offload.take_turns; at most
+ * offload.timeout_ms while they get nowhere). With offload.background it returns at once, and a
+ * thread of its own takes the memory (see refit_offloader_prepare). If an earlier, smaller request
+ * for memory is still in progress, the call first ends it, which takes at most offload.timeout_ms.
+ * On failure the offloader is OPEN as before and nothing is held. A second call does nothing.
  *
  * Errors:
- * - REFIT_ERR_TIMEOUT: not its turn
+ * - REFIT_ERR_TIMEOUT: other processes that leave too little got nowhere
  * - REFIT_ERR_LIMIT: more regions or bytes than can be planned
  * - REFIT_ERR_UNSUPPORTED: REFIT_PLACEMENT_HOST without use_pinned_optimizer_offload
  * - REFIT_ERR_STATE: REFIT_PLACEMENT_HOST, and some regions were restored before an unseal while
