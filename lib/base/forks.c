@@ -67,12 +67,22 @@ static int place_of(int fd)
     return at;
 }
 
+void rft_forks_lock(void)
+{
+    rft_lock(&guard);
+    if (!prepared) prepared = pthread_atfork(before_fork, after_fork, in_child) == 0;
+}
+
+void rft_forks_unlock(void)
+{
+    rft_unlock(&guard);
+}
+
 void rft_forks_keep(int fd)
 {
     struct stat file;
     if (fd < 0) return;
-    rft_lock(&guard);
-    if (!prepared) prepared = pthread_atfork(before_fork, after_fork, in_child) == 0;
+    rft_forks_lock();
     int at = place_of(fd);
     if (at < PLACES && fstat(fd, &file) == 0) {
         all[at] = (kept){fd, file.st_dev, file.st_ino};

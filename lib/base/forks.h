@@ -14,4 +14,10 @@ void rft_forks_keep(int fd);
  * the caller's), whoever has a copy. -1 is allowed. */
 void rft_forks_close(int fd);
 
+/* Between the two no other thread of this process forks: no child has what is opened there and
+ * closed again, or kept from children. Nothing that can wait may be done between them, nor may
+ * descriptors be given to the two functions above. Only fork(2) is held up. */
+void rft_forks_lock(void);
+void rft_forks_unlock(void);
+
 #endif

@@ -75,17 +75,6 @@ static void prepare_for_forks(void)
     prepared = pthread_atfork(before_fork, in_parent, in_child);
 }
 
-void rft_forks_lock(void)
-{
-    (void)pthread_once(&once, prepare_for_forks);
-    rft_lock(&guard);
-}
-
-void rft_forks_unlock(void)
-{
-    rft_unlock(&guard);
-}
-
 /* ---- Opening and closing */
 
 bool rft_file_fits(uint64_t bytes)

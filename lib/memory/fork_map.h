@@ -37,9 +37,4 @@ bool rft_file_fits(uint64_t bytes);
  * other user reaches it. -1, with errno. */
 int rft_memory_file(uint64_t bytes);
 
-/* Between the two no other thread forks: what is opened meanwhile and closed again, or kept from
- * children, no child has. Nothing that can wait may be done there. fork(2) alone is held up. */
-void rft_forks_lock(void);
-void rft_forks_unlock(void);
-
 #endif

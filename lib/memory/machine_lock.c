@@ -29,6 +29,7 @@
 
 #include "base/checked.h"
 #include "base/clock.h"
+#include "base/forks.h"
 #include "base/log.h"
 #include "base/user.h"
 #include "memory/fork_map.h"

@@ -24,12 +24,16 @@ static uint64_t count_resident(char *from, uint64_t bytes)
 static char *base; /* BYTES without memory */
 static rft_cancel_token token;
 static rft_touch touch;
+static atomic_uint_fast64_t left; /* as others see it */
 
 static int begin(void **state)
 {
     base = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     assert_ptr_not_equal(base, MAP_FAILED);
     assert_ok(rft_cancel_token_open(&token, NULL));
+    assert_null(token.left);
+    atomic_store(&left, BYTES);
+    token.left = &left;
     return 0;
 }
 
@@ -58,6 +62,7 @@ TOUCH_TEST(every_page_is_touched_by_any_number_of_threads)
         assert_ok(rft_touch_reach(&touch, BYTES, NULL));
         rft_touch_close(&touch);
         assert_int_equal(atomic_load(&token.taken), BYTES);
+        assert_int_equal(atomic_load(&left), 0);
         assert_int_equal(count_resident(base, BYTES), BYTES);
         assert_int_equal(base[BYTES - 1], 'x');
         assert_int_equal(base[0], 0);
@@ -85,6 +90,7 @@ TOUCH_TEST(what_is_reached_is_touched_before_the_rest)
     uint64_t taken = atomic_load(&token.taken);
     assert_in_range(taken, MIB, BYTES - MIB);
     assert_int_equal(count_resident(base, taken), taken);
+    assert_int_equal(atomic_load(&left), BYTES - taken);
     rft_touch_close(&touch);
     assert_int_equal(count_resident(base + BYTES - MIB, MIB), 0);
 }
@@ -96,6 +102,7 @@ TOUCH_TEST(a_stop_ends_it)
     assert_refused(rft_touch_reach(&touch, 1, error), REFIT_ERR_CANCELLED, "");
     rft_touch_close(&touch);
     assert_int_equal(count_resident(base, BYTES), 0);
+    assert_int_equal(atomic_load(&left), BYTES);
 }
 
 /* Helpers take their chunks one after another because of it. */
@@ -115,6 +122,7 @@ TOUCH_TEST(touching_nothing_is_no_error)
     assert_ok(rft_touch_reach(&touch, 0, NULL));
     rft_touch_close(&touch);
     assert_int_equal(count_resident(base, BYTES), 0);
+    assert_int_equal(atomic_load(&left), BYTES);
 }
 
 TOUCH_TEST(huge_pages_are_asked_for_as_wanted)
