@@ -5,8 +5,7 @@
  *
  * Memory that a process is about to touch still counts as free for the kernel. So the process
  * claims it under the lock; then it gives the lock, and the others subtract its claim from what is
- * free while it touches and page-locks the memory. The lock is held for some microseconds, and many
- * processes touch their memory at the same time.
+ * free while it touches and page-locks the memory, which many processes do at the same time.
  *
  *     rft_machine_lock machine_lock;
  *     rft_machine_lock_find(&machine_lock, "");     on a thread that may read the environment
