@@ -7,7 +7,7 @@ engine is a process of its own. In each cycle
     refit      AdamW's states leave the GPU, and the engine switches to the new weights, which it
                reads in the trainer's memory
     generate   the engine takes all memory that is free for its KV cache, and gives it back
-    restore    the states come back behind the forward and backward pass
+    restore    the states come back during the forward and backward pass
     step       waits for what is left of that
 
 `train` and `serve` are the two ends to copy from. Without a GPU a tiny model runs on the CPU, which
