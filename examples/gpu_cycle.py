@@ -33,6 +33,7 @@ PROMPTS, PROMPT_TOKENS, ANSWER_TOKENS = 16, 16, 48
 CONTEXT = 1024  # tokens of a sequence, for the size of the KV cache
 SHARE_OF_FREE = 0.8  # the engine leaves the rest to the trainer's forward pass
 TIMEOUT_S = 600.0
+END_S = 5.0
 ROTARY_BASE = 1e6
 
 
@@ -80,7 +81,7 @@ def train(options: argparse.Namespace) -> None:
         Engine(publisher.endpoint, options) as engine,
         refit.Controller(optimizer, policy) as controller,
     ):
-        publisher.wait_workers(1, TIMEOUT_S)
+        engine.await_subscriber(publisher)
         say_what_this_is(policy, options)
         for cycle in range(1, options.cycles + 1):
             engine.begin(cycle)
@@ -179,6 +180,13 @@ class Engine:
         self._process.start()
         theirs.close()
 
+    def await_subscriber(self, publisher: refit.Publisher) -> None:
+        """Until the engine has made its model and subscribed."""
+        while not publisher.workers():
+            if not self._process.is_alive():
+                raise SystemExit("gpu_cycle: the engine has died; its last lines say why")
+            time.sleep(0.05)
+
     def begin(self, cycle: int) -> None:
         """Lets it wait for the next version."""
         self._pipe.send(cycle)
@@ -197,7 +205,9 @@ class Engine:
     def __exit__(self, *_: Any) -> None:
         with suppress(OSError):  # it may be gone
             self._pipe.send(None)
-        self._process.join(TIMEOUT_S)
+        self._process.join(END_S)
+        self._process.terminate()  # one that waits for a version that does not come
+        self._process.join()
 
 
 # ---- The model: Qwen2's layers, in bf16 ----------------------------------------------------------
@@ -288,7 +298,10 @@ def turned(heads: torch.Tensor, begin: int) -> torch.Tensor:
 def make_model(size: str, device: torch.device) -> Model:
     """In bf16, on the device."""
     with device:
-        return Model(SIZES[size]).to(torch.bfloat16)
+        model = Model(SIZES[size]).to(torch.bfloat16)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # the same in fp32
+    return model
 
 
 # ---- What is shown -------------------------------------------------------------------------------
@@ -361,7 +374,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", choices=SIZES, default="qwen2.5-1.5b" if gpu else "tiny")
     parser.add_argument("--device", default="cuda:0" if gpu else "cpu")
-    parser.add_argument("--cycles", type=int, default=6)
+    parser.add_argument("--cycles", type=int, choices=range(1, 10001), default=6, metavar="N")
     parser.add_argument("--learning-rate", type=float, default=1e-4)
     train(parser.parse_args())
 

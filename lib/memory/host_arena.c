@@ -209,12 +209,14 @@ static refit_status await_room(uint64_t bytes, const refit_config *config,
                                refit_error *error)
 {
     uint32_t timeout_ms = config->offload_timeout_ms;
+    uint64_t given = config->offload_budget_bytes;
+    bool fits_never = given != 0 && bytes > given;
     RFT_TRY(rft_machine_lock_take(machine_lock, timeout_ms, token, error));
     for (;;) {
         uint64_t claimed;
         bool others = rft_machine_lock_claimed(machine_lock, &claimed);
         refit_status status = check_budget(bytes, claimed, config, error);
-        if (status != REFIT_ERR_BUDGET || !others) return status;
+        if (status != REFIT_ERR_BUDGET || !others || fits_never) return status;
         RFT_TRY(rft_machine_lock_retry(machine_lock, timeout_ms, token, error));
     }
 }

@@ -14,7 +14,7 @@
 
 /* ---- A region and the table -------------------------------------------------------------- */
 
-/* What every walk over all regions reads comes first, in one line of the cache. */
+/* What every walk over all regions reads comes first, within 64 bytes. */
 typedef struct rft_region {
     char *memory; /* NULL: the caller has taken it back; an arena's address stays */
     uint64_t bytes;

@@ -251,7 +251,7 @@ if [ $torch = yes ]; then
     bench "bench weights" 80 "${as_package[@]}" python3 -m refit.bench weights --json - --lines \
         --device $device --rounds 7
     bench "bench activations" 80 "${as_package[@]}" python3 -m refit.bench activations --json - \
-        --lines --rounds 2 --lengths 1024 4096
+        --lines --rounds 2 --lengths 1024,4096
 else
     note "bench offload, torch" skip 0 "no PyTorch that sees a GPU"
     note "torch window" skip 0 "no PyTorch that sees a GPU"

@@ -202,7 +202,6 @@ def test_every_way_reaches_every_worker() -> None:
     assert "gloo" in table.weights(result)
 
 
-@pytest.mark.slow
 def test_all_ways_of_a_gpu_bring_the_states_back() -> None:
     result = gpu_offload.measure(TINY, rounds=4, device="cpu")
     assert [row["way"] for row in result["ways"]] == [way.name for way in gpu_offload.WAYS]
@@ -214,18 +213,32 @@ def test_all_ways_of_a_gpu_bring_the_states_back() -> None:
     assert "a step waits" in table.gpu_offload(result)
 
 
-def test_states_that_a_way_of_a_gpu_spoils_give_no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Forgetful(gpu_offload.PageableWay):
-        def begin_back(self) -> None:
-            for it, size in zip(self._states, self._sizes, strict=True):
-                it.untyped_storage().resize_(size)
-                it.zero_()
+@pytest.mark.parametrize("returns", [0, 2], ids=["at once", "in a later round"])
+def test_states_that_a_way_of_a_gpu_spoils_give_no_figures(
+    monkeypatch: pytest.MonkeyPatch, returns: int
+) -> None:
+    class Spoils(gpu_offload.PageableWay):
+        """An element of one state is another one, from that return on."""
 
-    monkeypatch.setattr(gpu_offload, "WAYS", (Forgetful,))
+        left = returns
+        closed = False
+
+        def begin_back(self) -> None:
+            if self.left == 0:
+                self._saved[-1].view(torch.int32).view(-1)[-1] += 1
+            self.left = max(0, self.left - 1)
+            super().begin_back()
+
+        def close(self) -> None:
+            Spoils.closed = True
+
+    monkeypatch.setattr(gpu_offload, "WAYS", (Spoils,))
     with pytest.raises(RuntimeError, match="came back changed"):
         gpu_offload.measure(TINY, rounds=1, device="cpu")
+    assert Spoils.closed
 
 
+@pytest.mark.slow
 def test_every_way_reaches_an_engine() -> None:
     """On the CPU; on a GPU PyTorch shares memory by other handles."""
     result = gpu_weights.measure(TINY, rounds=2, device="cpu")

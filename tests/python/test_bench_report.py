@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from refit.bench import __main__ as entry
 from refit.bench import host_sweep, report
 from refit.errors import HostMemoryError
@@ -20,9 +21,9 @@ def test_the_page_has_a_table_of_each_part_and_its_pictures(
     folder = tmp_path / "new" / "page"
     assert entry.main(["report", str(folder), *QUICK]) == 0
     page = (folder / "report.md").read_text()
-    for part in report.PARTS:
-        assert f"## {part.title}" in page
-    assert page.count("| way") + page.count("|---") >= len(report.PARTS)
+    sections = page.split("\n## ")[1:]
+    assert [one.partition("\n")[0] for one in sections] == [part.title for part in report.PARTS]
+    assert all("\n|--" in one for one in sections)
     for picture in ("host_sweep.svg", "activations.svg"):
         assert f"]({picture})" in page
         assert (folder / picture).stat().st_size > 1000
@@ -44,6 +45,11 @@ def test_a_device_that_is_not_there_is_refused_before_minutes_of_work(
         report.main([str(tmp_path), "--device", "nowhere:0"])
     assert end.value.code == 2
     assert "--device nowhere:0" in capsys.readouterr().err
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(SystemExit):
+        report.main([str(tmp_path), "--device", "cpu"])
+    assert "CUDA_VISIBLE_DEVICES" in capsys.readouterr().err
+    monkeypatch.undo()
     (tmp_path / "file").touch()
     with pytest.raises(SystemExit):
         report.main([str(tmp_path / "file" / "page"), "--device", "cpu"])

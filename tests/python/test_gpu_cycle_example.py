@@ -1,5 +1,6 @@
 """examples/gpu_cycle.py as a user runs it, without a GPU."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -44,3 +45,14 @@ def test_an_engine_that_dies_ends_the_run_with_a_sentence(root: Path) -> None:
         _, errors = trainer.communicate(timeout=280)
     assert trainer.returncode != 0
     assert "the engine has died" in errors or "PeerError" in errors
+
+
+def test_a_trainer_that_is_interrupted_does_not_wait_for_its_engine(root: Path) -> None:
+    with start(root, "--model", "tiny", "--cycles", "1000") as trainer:
+        assert trainer.stdout is not None
+        for line in trainer.stdout:
+            if line.split()[:1] == ["1"]:
+                break
+        trainer.send_signal(signal.SIGINT)
+        trainer.communicate(timeout=120)  # an engine that waits for a version does so for 600 s
+    assert trainer.returncode != 0

@@ -23,7 +23,10 @@ ROUNDS_OF_SLOW = 3
 LARGE_BYTES = 1 << 29
 PASSES_RATE = 25e9
 """The passes take as long as the states at this many bytes a second: twice a link of 50 GB/s."""
-NEED = MemoryNeed("offload", 8 * 5, 1 << 30)  # on the host: a copy for each way
+FEW = 20
+"""Products that are timed to find out how many the passes are."""
+NEED = MemoryNeed("offload", 8 * 10, 1 << 30)
+"""On the host: a copy for each way, and PyTorch takes page-locked memory in powers of two."""
 
 Tensors = list[torch.Tensor]
 
@@ -61,18 +64,19 @@ def measure(parameters: float, rounds: int, device: str) -> dict[str, Any]:
     ways: list[tuple[Way, Figures]] = []
     try:
         for make in WAYS:
-            way = make(optimizer, states)
-            ways.append((way, _cold(way, passes, device)))
-            if checksum(states) != before:
-                raise RuntimeError(f"{way.name}: the states came back changed")
+            ways.append((make(optimizer, states), Figures()))
+            _cold(*ways[-1], passes, device)
+            _check(states, before, ways[-1][0].name)
         for number in range(rounds):
             passes.alone.add(_timed(device, passes.run))
             for way, figures in ways:
                 if not (way.is_slow and number >= ROUNDS_OF_SLOW):
                     _round(way, figures, passes, device)
+                    _check(states, before, way.name)
     finally:
         for way, _ in reversed(ways):
             way.close()
+        _give_back(device)
     return {
         "bench": "gpu_offload",
         "device": torch.cuda.get_device_name(device) if _is_gpu(device) else device,
@@ -86,7 +90,7 @@ def measure(parameters: float, rounds: int, device: str) -> dict[str, Any]:
 
 
 def _optimizer(parameters: float, device: str) -> torch.optim.AdamW:
-    """With the states of its first step, in fp32."""
+    """With the states of its first step, in fp32, filled so that each byte counts."""
     weights = [
         torch.nn.Parameter(torch.zeros(shape, device=device)) for _, shape in shapes(parameters)
     ]
@@ -95,7 +99,22 @@ def _optimizer(parameters: float, device: str) -> torch.optim.AdamW:
     optimizer = torch.optim.AdamW(weights, foreach=False)
     optimizer.step()
     optimizer.zero_grad()
+    for state in optimizer.state.values():
+        for name in ("exp_avg", "exp_avg_sq"):
+            state[name].view(torch.int32).random_()
     return optimizer
+
+
+def _check(states: Tensors, before: list[int], name: str) -> None:
+    if checksum(states) != before:
+        raise RuntimeError(f"{name}: the states came back changed")
+
+
+def _give_back(device: str) -> None:
+    """What PyTorch keeps of what the ways took, also of page-locked memory where it can."""
+    if _is_gpu(device):
+        torch.cuda.empty_cache()
+        getattr(torch._C, "_host_emptyCache", lambda: None)()
 
 
 class Passes:
@@ -106,10 +125,9 @@ class Passes:
         dtype = torch.bfloat16 if _is_gpu(device) else torch.float32
         self._one = torch.ones(width, width, device=device, dtype=dtype)
         self._product = torch.empty_like(self._one)
-        self._count = 1
+        self._count = FEW
         self.run()  # whose first call is slow
-        _synchronize(device)
-        self._count = max(1, int(seconds / _timed(device, self.run)))
+        self._count = max(1, round(FEW * seconds / _timed(device, self.run)))
         self.alone = Series()
         self.alone.add(_timed(device, self.run))
 
@@ -144,21 +162,21 @@ class Figures:
         }
 
 
-def _cold(way: Way, passes: Passes, device: str) -> Figures:
-    figures = Figures()
+def _cold(way: Way, figures: Figures, passes: Passes, device: str) -> None:
+    _give_back(device)
     available, free = memory_now.available_bytes(), _free_bytes(device)
     figures.out.add(_timed(device, way.out))
     figures.given_back = max(0, _free_bytes(device) - free)
     figures.host_bytes = max(0, available - memory_now.available_bytes())
     figures.back.add(_timed(device, lambda: _whole(way)))
     _step(way, figures, passes, device)
-    return figures
 
 
 def _round(way: Way, figures: Figures, passes: Passes, device: str) -> None:
+    """The step comes first: the way before has moved the states to other addresses."""
+    _step(way, figures, passes, device)
     figures.out.add(_timed(device, way.out))
     figures.back.add(_timed(device, lambda: _whole(way)))
-    _step(way, figures, passes, device)
 
 
 def _whole(way: Way) -> None:
@@ -264,6 +282,7 @@ class PageableWay(_TorchWay):
     is_slow = True
 
     def _copies(self) -> Tensors:
+        self._saved = []
         return [it.to("cpu", copy=True) for it in self._states]
 
 

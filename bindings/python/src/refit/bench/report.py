@@ -3,7 +3,7 @@
     python -m refit.bench report FOLDER --device cuda:0
 
 Runs the parts that compare refit with what PyTorch loops do, in their short form, and writes
-report.md, the pictures it shows, and report.json with all figures.
+report.md, the pictures it shows, and report.json with all figures, anew after each part.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from refit.bench import (
     machine,
     table,
 )
-from refit.bench.options import packages_missing, positive
+from refit.bench.options import lengths, packages_missing, positive
 from refit.errors import HostMemoryError
 
 ROUNDS = 3
@@ -55,8 +55,7 @@ PARTS = (
         table.gpu_offload,
         "All ways move the same states. *Out* ends when their memory is the driver's again, where "
         "an inference engine can take it. *A step waits*: how much longer a step takes when the "
-        "states return during its passes. *Host memory* is what the way takes for itself; a copy "
-        "that PyTorch frees at once is not seen there.",
+        "states return during its passes. *Host memory* is what the way takes for itself.",
     ),
     Part(
         "Weights reach an engine on the same device",
@@ -94,12 +93,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             result = part.measure(options)
             results.append(result)
             sections.append(_section(part, result, where, options.folder))
+            (options.folder / "report.md").write_text("\n".join(sections))
+            written = {"machine": where, "results": results}
+            (options.folder / "report.json").write_text(json.dumps(written, indent=1) + "\n")
     except HostMemoryError as why:
         sys.stderr.write(f"{why}\n")
         return 1
-    (options.folder / "report.md").write_text("\n".join(sections))
-    written = {"machine": where, "results": results}
-    (options.folder / "report.json").write_text(json.dumps(written, indent=1) + "\n")
     sys.stderr.write(f"{options.folder / 'report.md'}\n")
     return 0
 
@@ -145,12 +144,21 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         help=f"of the model ({PARAMETERS:.1e}; {SWEEP_PARAMETERS:.1e} on a CPU)",
     )
     parser.add_argument(
-        "--lengths", type=int, nargs="+", help="of activations: of one sequence each, in tokens"
+        "--lengths",
+        type=lengths,
+        metavar="N,N",
+        help="of activations: of one sequence each, in tokens",
     )
     options = parser.parse_args(arguments)
     missing = packages_missing("matplotlib", "pyzmq")
     if missing is not None:
         parser.error(missing)
+    usual = parser.get_default("device")
+    if gpu and options.device != usual:
+        parser.error(
+            f"some parts run on {usual} wherever PyTorch sees a GPU: choose another one, or none, "
+            "by CUDA_VISIBLE_DEVICES"
+        )
     try:
         torch.empty(1, device=options.device)
     except (RuntimeError, AssertionError) as why:

@@ -3,8 +3,8 @@ written part by part, without it. Where it cannot be recorded it loads every ver
 first. It knows no engine.
 
 It is recorded when the version was accepted: the trainer does not wait for that. All of an engine's
-processes record at the same time, each with a copy of its model in host memory; where that does not
-fit, none is recorded.
+processes record at the same time, each with a copy of its model in host memory; a process for which
+all these copies do not fit records nothing.
 """
 
 import logging

@@ -273,9 +273,8 @@ class _Model:
 
     def load(self, update: "Update") -> None:
         self._loader.load(update)
-        reset = getattr(self._runner, "reset_lora_state", None)  # as vLLM's reload does
-        if reset is not None:
-            reset()
+        for name in ("reset_lora_state", "reset_encoder_cache", "reset_mm_cache"):
+            getattr(self._runner, name, _nothing)()  # as vLLM's reload does
 
     def accepted(self) -> None:
         """The version is the model's: a time at which its loader can be recorded."""
@@ -287,6 +286,10 @@ class _Model:
 
     def close(self) -> None:
         """Nothing: the model is vLLM's."""
+
+
+def _nothing() -> None:
+    """In place of what a version of vLLM does not have."""
 
 
 def load(worker: Any, weights: Named) -> None:

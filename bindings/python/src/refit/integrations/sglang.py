@@ -353,13 +353,16 @@ def _loader_of(model: Any) -> RecordedLoader:
 
 
 def _experts_move() -> bool:
-    """Whether SGLang moves experts while it serves (EPLB)."""
+    """Whether SGLang moves experts while it serves (EPLB), or does not say."""
     context = sys.modules.get("sglang.srt.runtime_context")
-    if context is not None:
-        return bool(context.get_exec().moe.enable_eplb)
     arguments = sys.modules.get("sglang.srt.server_args")  # of before
-    known = getattr(arguments, "get_global_server_args", None)
-    return known is not None and bool(getattr(known(), "enable_eplb", False))
+    try:
+        if context is not None:
+            return bool(context.get_exec().moe.enable_eplb)
+        known = getattr(arguments, "get_global_server_args", None)
+        return known is not None and bool(getattr(known(), "enable_eplb", False))
+    except Exception:
+        return True
 
 
 def _read_order(said: list[tuple[str, torch.Tensor]]) -> tuple[str, int, float]:
