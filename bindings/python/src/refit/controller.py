@@ -25,7 +25,15 @@ from refit._c.config import Config, ConfigLike, make_config
 from refit._c.handle import Closing, refuse_fork
 from refit._c.library import lib, log
 from refit.activations.offload import ActivationOffload
-from refit.errors import BusyError, InvalidError, StateError, UnsupportedError
+from refit.errors import (
+    BudgetError,
+    BusyError,
+    HostMemoryError,
+    InvalidError,
+    PinError,
+    StateError,
+    UnsupportedError,
+)
 from refit.integrations._recognized import adapted
 from refit.memory_pool import MemPool
 from refit.observe.observers import Observers, PhaseWatcher, TimerLike
@@ -136,6 +144,7 @@ class Controller(Closing):
                 may_step=self._cycle.refuse_step,
                 observers=observers,
                 verify_steps=parts.verify_steps,
+                is_auto=parts.is_auto,
             )
             source.lives_elsewhere = self._host.placement.owns
             source.masters_elsewhere = self._host.placement.owns_master
@@ -179,7 +188,12 @@ class Controller(Closing):
         if self._host is not None:
             self._host.place_states()
             self._host.wait()
-        cycle.offload()
+        try:
+            cycle.offload()
+        except (BudgetError, HostMemoryError, PinError):
+            if self._host is None or not self._host.give_way():
+                raise
+            cycle.offload()
 
     def restore(self, non_blocking: bool = True) -> None:
         """Allocates the states' memory again and starts the copies back.
@@ -301,6 +315,8 @@ class Controller(Closing):
         if publisher is not None and not publisher.closed:
             others = [*others, (lib.refit_publisher_stats, publisher._live)]
         figures = self._open().stats(*others)
+        if self._host is not None:
+            figures["refit/resident_bytes"] = float(self._host.placement.resident_bytes)
         activations = self._activations() if self._activations is not None else None
         return figures if activations is None else {**figures, **activations.stats()}
 

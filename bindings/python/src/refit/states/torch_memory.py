@@ -104,6 +104,14 @@ def refuse_capture(device: torch.device) -> None:
         )
 
 
+def usable_bytes(device: torch.device) -> int:
+    """The most bytes that PyTorch's allocator could give at once on a GPU, with what it has given
+    and what it keeps."""
+    free, whole = torch.cuda.mem_get_info(device)
+    share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(device)
+    return min(free + torch.cuda.memory_reserved(device), int(whole * share))
+
+
 def empty_storage(nbytes: int, device: torch.device) -> torch.UntypedStorage:
     """Memory of PyTorch's own, of any content. RuntimeError or MemoryError if there is none."""
     return torch.empty(nbytes, dtype=torch.uint8, device=device).untyped_storage()

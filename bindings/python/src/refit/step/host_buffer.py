@@ -32,6 +32,7 @@ from refit.states.torch_memory import (
     device_guard,
     lacks_memory,
     stream_objects,
+    usable_bytes,
     used_on,
 )
 from refit.step.window import NEW, SAME_WINDOW, Part, Window
@@ -253,10 +254,8 @@ class HostBuffer(Closing):
         if self.device.type != "cuda" or self.device_bytes:
             return True
         total = sum(_aligned(part.nbytes) for part in parts)
-        with device_guard(self.device):
-            free, _ = torch.cuda.mem_get_info()
-            cached = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-        return free + cached > besides + min(total, self._window_bytes * self._windows)
+        free = usable_bytes(self.device) - torch.cuda.memory_allocated(self.device)
+        return free > besides + min(total, self._window_bytes * self._windows)
 
     def place(self, part: int, made: torch.Tensor) -> None:
         """The bytes of a ``NEW`` part lie in this tensor; it is held until they are out."""

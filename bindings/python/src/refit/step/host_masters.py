@@ -170,7 +170,7 @@ class HostMasters:
             try:
                 self.bring_back()
             except CorruptError:
-                self._return(self._salvage)
+                self._return(self._salvage, list(self._away.values()))
 
     # ---- out and back ---------------------------------------------------------------------------
 
@@ -212,25 +212,28 @@ class HostMasters:
         with self._lock:
             self.bring_back()
 
-    def bring_back(self) -> None:
-        """Takes all masters to the device. DeviceMemoryError, CopyError and, for weights that have
-        changed, CorruptError: none has moved."""
-        if not self._away:
+    def bring_back(self, found: Iterable[ParamState] | None = None) -> None:
+        """Takes masters to the device, all or those of ``found``. DeviceMemoryError, CopyError and,
+        for weights that have changed, CorruptError: none has moved."""
+        asked = self._away.values() if found is None else found
+        away = [one for one in asked if self.is_away(one.parameter)]
+        if not away:
             return
         self._wait()
         self.invalidate()
         self.bind_weights(self._in_image())
         try:
-            self._return(self._write_all)
+            self._return(self._write_all, away)
         except CorruptError as why:
             advise(why)
             raise
         self.release()
-        self._used.update(self._weights)
+        self._used.update(self._weights if found is None else (id(one.parameter) for one in away))
 
-    def _return(self, fill: Callable[[Sequence[ParamState]], None]) -> None:
-        """Takes the memory of all masters, which ``fill`` writes."""
-        away = list(self._away.values())
+    def _return(
+        self, fill: Callable[[Sequence[ParamState]], None], away: Sequence[ParamState]
+    ) -> None:
+        """Takes the memory of masters, which ``fill`` writes."""
         taken: list[Any] = []
         try:
             with interrupts_held():
@@ -246,14 +249,18 @@ class HostMasters:
                     storage.resize_(_slot(one).nbytes)
                 with torch.no_grad():
                     fill(away)
+                # In between others are in no group, and what uses one waits for the lock.
+                self._offloaded.mark(_MASTERS, [one.parameter for one in away])
                 self._offloaded.unmark(_MASTERS)
-                self._away.clear()
-                self._apart.clear()
+                for one in away:
+                    del self._away[id(one.parameter)]
+                    self._apart.pop(id(one.parameter), None)
+                taken.clear()
+                self._offloaded.mark(_MASTERS, [one.parameter for one in self._away.values()])
                 self._let_go()
         except BaseException as why:
-            if self._away:
-                for storage in taken:
-                    storage.resize_(0)
+            for storage in taken:
+                storage.resize_(0)
             if isinstance(why, DeviceMemoryError) or lacks_memory(why):
                 raise DeviceMemoryError(
                     f"no memory on the device for {len(away)} masters, which live on the "
@@ -289,10 +296,14 @@ class HostMasters:
         if without:
             self.bring_back()
             self.invalidate()
-            for one in without:
-                with interrupts_held(), torch.no_grad():
-                    self.weight_of(one).copy_(one.parameter.detach().view(-1))
+            self.round(without)
         self._used.difference_update(id(one.parameter) for one in mine)
+
+    def round(self, found: Iterable[ParamState]) -> None:
+        """Rounds the weights from masters that are on the device."""
+        for one in found:
+            with interrupts_held(), torch.no_grad():
+                self.weight_of(one).copy_(one.parameter.detach().view(-1))
 
     def round_others(self) -> None:
         """After a step that was resumed, which the framework has not seen: it rounds weights from

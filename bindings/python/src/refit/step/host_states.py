@@ -33,9 +33,11 @@ from refit.errors import CorruptError, DeviceMemoryError, RefitError, StateError
 from refit.observe.observers import Observers
 from refit.states.offloaded_tensor import OffloadedTensors
 from refit.states.optimizers import OptimizerAdapters
-from refit.states.torch_memory import Devices, refuse_capture
+from refit.states.torch_memory import Devices, lacks_memory, refuse_capture
+from refit.step.auto_resident import AutoResident
+from refit.step.host_buffer import HostBuffer
 from refit.step.host_masters import HostMasters, advise
-from refit.step.param_state import parameters_of
+from refit.step.param_state import ParamState, parameters_of
 from refit.step.placement import Placement
 from refit.step.schedule import Division
 from refit.step.stand_in import Stepping
@@ -73,6 +75,7 @@ class HostStateManager:
         kernels: bool,
         allow_unverified: bool,
         verify_steps: int,
+        is_auto: bool,
         may_step: Callable[[], None],
         observers: Observers,
     ) -> None:
@@ -112,6 +115,7 @@ class HostStateManager:
         )
         self._hooks = StepHooks(self, optimizers)
         self._prefetch = Prefetch(self) if prefetch else None
+        self._auto = AutoResident(optimizers) if is_auto else None
 
     # ---- places ---------------------------------------------------------------------------------
 
@@ -127,7 +131,7 @@ class HostStateManager:
         self._leave_masters()
 
     def _leave_masters(self) -> None:
-        masters = [one for one in self.placement.param_states.values() if one.master is not None]
+        masters = [one for one in self.placement.param_states.values() if one.has_master_here]
         if not self._masters.have_left(masters):
             self._wait()
             self._masters.leave(masters)
@@ -147,22 +151,33 @@ class HostStateManager:
             if _found_inf(optimizer):
                 return stepping
             self._loading.clear()  # of a load that failed
-            mine = [one for one in self.placement.of(optimizer) if one.master is not None]
-            self._masters.round_written(mine)
-            self._place_states()
-            for share in self.placement.shares:
-                if share.optimizer is not optimizer:
-                    share.lend_none_of(optimizer)
-            entries = list(entries_of(optimizer, self.placement.param_states))
-            self._masters.invalidate()
-            self._masters.bind_weights(
-                one.param_state for one in entries if one.param_state is not None
-            )
-            weight_of = self._masters.weight_of
-            self._run(
-                WindowedStep(optimizer, stepping, entries, self._names, weight_of, args, kwargs)
-            )
+            while True:
+                step = self._prepared(optimizer, stepping, args, kwargs)
+                try:
+                    self._run(step)
+                    break
+                except DeviceMemoryError:
+                    if self._broken is not None or not self._keep_none():
+                        raise
+            self._divide_anew(optimizer)
         return stepping
+
+    def _prepared(
+        self, optimizer: Optimizer, stepping: Stepping, args: tuple[Any, ...], kwargs: Any
+    ) -> WindowedStep:
+        mine = [one for one in self.placement.of(optimizer) if one.has_master_here]
+        self._masters.round_written(mine)
+        self._place_states()
+        for share in self.placement.shares:
+            if share.optimizer is not optimizer:
+                share.lend_none_of(optimizer)
+        entries = list(entries_of(optimizer, self.placement.param_states))
+        self._masters.invalidate()
+        self._masters.bind_weights(
+            one.param_state for one in entries if one.param_state is not None
+        )
+        weight_of = self._masters.weight_of
+        return WindowedStep(optimizer, stepping, entries, self._names, weight_of, args, kwargs)
 
     def refuse_closure(
         self, optimizer: Optimizer, closure: Any = None, *_: object, **_more: object
@@ -201,8 +216,10 @@ class HostStateManager:
                 self._masters.invalidate()
                 left = [one.param_state for one in self._broken.entries if not one.done]
                 self._masters.bind_weights(one for one in left if one is not None)
-                self._run(self._broken)
+                step = self._broken
+                self._run(step)
                 self._masters.round_others()
+                self._divide_anew(step.optimizer)
 
     def _refuse(self) -> None:
         """StateError and others where no step is allowed."""
@@ -271,6 +288,55 @@ class HostStateManager:
         step = WindowedStep(optimizer, Stepping(optimizer), again, self._names, weight_of)
         self._mark_offloaded()
         step.prefetch()
+
+    # ---- states that stay while there is memory -------------------------------------------------
+
+    def _divide_anew(self, optimizer: Optimizer) -> None:
+        """After its step: if an iteration is over, and free memory decides which states stay, they
+        do from now on. What fails stays as it was: the step was made, and the next one says what it
+        meets."""
+        if self._auto is None or not self._auto.is_over(optimizer):
+            return
+        try:
+            for device, units in self.placement.units().items():
+                sizes = [one.nbytes for _, one in units]
+                before = sum(one.is_resident for _, one in units)
+                window_bytes = cast(HostBuffer, units[0][1].buffer).window_bytes
+                count = self._auto.next_count(device, sizes, before, window_bytes)
+                if count != before:
+                    self._wait()
+                    self._last.clear()  # entries that may visit no more
+                if count > before:
+                    self.placement.keep(units[before:count])
+                elif count < before:
+                    self._dismiss([one for _, one in units[count:before]])
+                self._auto.begin(device)
+        except (RefitError, RuntimeError, MemoryError) as why:
+            if not isinstance(why, RefitError) and not lacks_memory(why):
+                raise
+
+    def _dismiss(self, found: Sequence[ParamState]) -> None:
+        """After a step, from whose masters the framework has not rounded the weights yet."""
+        self._masters.invalidate()
+        self._masters.round(one for one in found if one.master is not None)
+        self.placement.dismiss(found)
+        self._place_states()
+
+    def _keep_none(self) -> bool:
+        """All states that stay for now visit the device again, at once. False: none does."""
+        found = [one for one in self.placement.param_states.values() if one.is_resident]
+        if found:
+            self._last.clear()
+            self.placement.dismiss(found)
+            self._place_states()
+        return bool(found)
+
+    def give_way(self) -> bool:
+        """There is no host memory for states that stay for now to leave to: they visit the device
+        again, for good. False: there are none. What ``place_states`` raises."""
+        with self._lock:
+            self._auto = None
+            return self._keep_none()
 
     # ---- in between -----------------------------------------------------------------------------
 

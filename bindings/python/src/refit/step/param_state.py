@@ -215,9 +215,17 @@ class ParamState:
         """The ``CpuShare`` that steps it; None: it visits the device."""
         self.parted = False
         """Whether it is stepped part by part, because its states are larger than a window."""
+        self.is_resident = False
+        """Whether its states stay on the device for now, and its master with them. Their places on
+        the host stay theirs."""
         self.is_blank = True
         """Whether nothing has been written to the places of its states yet, so that these are still
         zeros."""
+
+    @property
+    def has_master_here(self) -> bool:
+        """Whether the parameter is a master that lives on the host now."""
+        return self.master is not None and not self.is_resident
 
     @property
     def grain(self) -> int:

@@ -1,6 +1,7 @@
 """Which states of some optimizers live on the host, and the place that each has in a host image.
 
     place       states that are there, or that a probe foresees, get a place, and are moved in
+    keep        those of some parameters move out, and stay on the device until ``dismiss``
     move_out    the states become tensors of the device again
 
 A state that no probe foresees (its size depends on that of the parameter in another way, or it
@@ -14,7 +15,7 @@ parameter in each step, and moves what is not in its place. Independent of how s
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 
@@ -51,6 +52,10 @@ SMALL = 512
 
 IMAGE = "states on the host"
 """Their memory, in pictures."""
+
+
+Unit: TypeAlias = tuple[Optimizer, ParamState]
+"""A parameter of an optimizer, whose states move together."""
 
 
 class Placement:
@@ -93,8 +98,8 @@ class Placement:
         """By the identities of an optimizer and a parameter whose states live on the host."""
         self.buffers: list[HostBuffer] = []
         self.shares: list[CpuShare] = []
-        self._resident: dict[tuple[int, int], Any] = {}
-        """Parameters whose states stay on the device."""
+        self._resident: dict[tuple[int, int], tuple[Any, int]] = {}
+        """Parameters whose states stay on the device, and the bytes of these."""
         self._stateless: dict[tuple[int, int], Any] = {}
         """Parameters without a state that could move."""
         self._layouts: dict[tuple[int, Any], StateLayout] = {}
@@ -119,7 +124,9 @@ class Placement:
 
     def stays(self, optimizer: Optimizer, parameter: Any) -> bool:
         """Whether the states of a parameter stay on the device, by choice."""
-        return _key(optimizer, parameter) in self._resident
+        place = _key(optimizer, parameter)
+        param_state = self.param_states.get(place)
+        return place in self._resident or (param_state is not None and param_state.is_resident)
 
     def owns(self, parameter: Any, key: Any, value: Any) -> bool:
         """Whether a state of a parameter is the tensor over the image."""
@@ -136,9 +143,7 @@ class Placement:
     def owns_master(self, tensor: Any) -> bool:
         """Whether a tensor is a master that lives on the host, whether it is there now or not."""
         found = [self.param_states.get(_key(optimizer, tensor)) for optimizer in self._optimizers]
-        return any(
-            param_state is not None and param_state.master is not None for param_state in found
-        )
+        return any(param_state is not None and param_state.has_master_here for param_state in found)
 
     @property
     def resident(self) -> list[tuple[str, str]]:
@@ -147,6 +152,7 @@ class Placement:
         names = self._names()
         reason = self._division.why_it_stays
         found = [(names.get(one, "state"), reason) for _, one in self._resident]
+        found += [(one.name, reason) for one in self.param_states.values() if one.is_resident]
         found += [
             (one.name, "its states live on the host, where the CPU steps it")
             for one in self.param_states.values()
@@ -163,6 +169,14 @@ class Placement:
         return found
 
     @property
+    def resident_bytes(self) -> int:
+        """Bytes of states that stay on the device by choice."""
+        residents = [one for one in self.param_states.values() if one.is_resident]
+        return sum(nbytes for _, nbytes in self._resident.values()) + sum(
+            one.nbytes for one in residents
+        )
+
+    @property
     def grown(self) -> list[tuple[str, str]]:
         """States that are larger than a window and cannot be split, and what follows."""
         found = []
@@ -171,7 +185,7 @@ class Placement:
             if (
                 param_state.share is None
                 and param_state.nbytes > buffer.window_bytes
-                and not param_state.parted
+                and not (param_state.parted or param_state.is_resident)
             ):
                 found.append(
                     (
@@ -238,11 +252,12 @@ class Placement:
             tuple[torch.device, Optimizer | None],
             list[tuple[Optimizer, ParamState, dict[Any, Any]]],
         ] = {}
-        for place, (optimizer, parameter, layout, likes) in zip(places, without, strict=True):
+        for place, nbytes, one in zip(places, sizes, without, strict=True):
+            optimizer, parameter, layout, likes = one
             if not likes:
                 self._stateless[_key(optimizer, parameter)] = parameter
             elif place == STAYS or (place == CPU and not _can_leave(parameter, layout)):
-                self._resident[_key(optimizer, parameter)] = parameter
+                self._resident[_key(optimizer, parameter)] = parameter, nbytes
             else:
                 param_state = ParamState(
                     parameter, names.get(id(parameter), "state"), layout.elementwise
@@ -269,7 +284,7 @@ class Placement:
         in each step, in a few microseconds. False: look more closely."""
         param_state = self.param_states.get(_key(optimizer, parameter))
         state = optimizer.state.get(parameter)
-        if param_state is None:
+        if param_state is None or param_state.is_resident:
             return False
         # Each of them is asked, also those that the optimizer has no more: a step makes them again.
         if sum(one.show_again() for one in param_state.states.values()):
@@ -289,7 +304,7 @@ class Placement:
 
     def _has_place(self, optimizer: Optimizer, parameter: Any) -> bool:
         place = _key(optimizer, parameter)
-        if place in self._resident:
+        if self.stays(optimizer, parameter):
             return True
         param_state = self.param_states.get(place)
         states = {} if param_state is None else param_state.states
@@ -470,7 +485,8 @@ class Placement:
                     continue
                 if any(map(why_tensor_stays, plain_of(value))):
                     continue
-                own = None if param_state is None else param_state.states.get(key)
+                stays = param_state is None or param_state.is_resident
+                own = None if stays else param_state.states.get(key)
                 if own is not None and own.shown is value:
                     continue
                 is_written = key in self._written.get(id(optimizer), ())
@@ -478,7 +494,8 @@ class Placement:
                 owner = self._owner_of(value)
                 if owner is not None and owner[1].states[owner[2]] is not own:
                     there = owner[0].state.get(owner[1].parameter) or {}
-                    if is_written and there.get(owner[2]) is value:
+                    is_shared = owner[1] is not param_state and there.get(owner[2]) is value
+                    if is_written and is_shared:
                         self._refuse_shared(parameter, key, f"{owner[1].name}.{owner[2]}")
                     if own is None:
                         self._wait()
@@ -488,7 +505,7 @@ class Placement:
                     at = plain_of(value)[0].data_ptr()
                 if not at:  # it is away
                     continue
-                splits = is_written and place not in self._resident
+                splits = is_written and not self.stays(optimizer, parameter)
                 before, whose, name = seen.setdefault(at, (splits, parameter, key))
                 if whose is not parameter and (splits or before):
                     self._refuse_shared(parameter, key, f"{self._name_of(whose)}.{name}")
@@ -530,7 +547,7 @@ class Placement:
     def _needs_move(self, optimizer: Optimizer, param_state: ParamState) -> bool:
         """Whether a state is not the tensor over the image: other code has put it there."""
         state = optimizer.state.get(param_state.parameter)
-        if not state:
+        if not state or param_state.is_resident:
             return False
         return any(
             state.get(key, one.shown) is not one.shown for key, one in param_state.states.items()
@@ -559,6 +576,54 @@ class Placement:
                 for slot, tensor in zip(one.slots, inner, strict=True):
                     slot.view.copy_(tensor)
             state[key] = one.shown
+
+    # ---- states that stay on the device for now -------------------------------------------------
+
+    def units(self) -> dict[torch.device, list[Unit]]:
+        """By device the parameters whose states stay for now or could: first those that do."""
+        found: dict[torch.device, list[Unit]] = {}
+        for optimizer in self._optimizers:
+            for one in self.of(optimizer):
+                if one.is_resident or self._can_stay(optimizer, one):
+                    device = cast(HostBuffer, one.buffer).device
+                    found.setdefault(device, []).append((optimizer, one))
+        for units in found.values():
+            units.sort(key=lambda unit: not unit[1].is_resident)
+        return found
+
+    def _can_stay(self, optimizer: Optimizer, param_state: ParamState) -> bool:
+        """Whether all states are there, and no other rank has to know where. With wrapped states it
+        has, for what gathers them works on one kind of device; and so it has if a step talks to
+        other ranks, which have to step parameters in the same order."""
+        parameter = param_state.parameter
+        if param_state.share is not None or local(parameter) is not parameter:
+            return False
+        is_alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
+        state = optimizer.state.get(parameter) or {}
+        return (param_state.elementwise or is_alone) and all(
+            state.get(key) is one.shown for key, one in param_state.pairs
+        )
+
+    def keep(self, units: Iterable[Unit]) -> None:
+        """The states of these parameters, which visit the device, move there and stay. What
+        ``HostMasters.bring_back`` raises: some may have, nothing is lost. Not while copies are
+        under way."""
+        units = list(units)
+        self._masters.bring_back([one for _, one in units if one.master is not None])
+        for optimizer, param_state in units:
+            device = local(param_state.parameter).device
+            made = {}
+            for key, one in param_state.pairs:
+                with self._told(param_state.parameter, key):
+                    made[key] = one.over(_fresh(one, device))
+            with interrupts_held():
+                optimizer.state[param_state.parameter].update(made)
+                param_state.is_resident = True
+
+    def dismiss(self, found: Iterable[ParamState]) -> None:
+        """They visit the device again; ``place`` moves them in."""
+        for one in found:
+            one.is_resident = False
 
     # ---- the end --------------------------------------------------------------------------------
 

@@ -31,6 +31,9 @@ WINDOWS = 1
 CPU = 2
 """On the host, where the CPU steps the parameter."""
 
+AUTO = "auto"
+"""Instead of a number of bytes that stay: as many as there is memory for."""
+
 Params: TypeAlias = Literal["last", "largest"] | Sequence[str]
 
 
@@ -137,8 +140,9 @@ class HostStates:
     element; else the window grows. ``prefetch``: the first windows come in during the backward
     pass, if there is memory. ``resident_bytes`` (a number, or "2GiB"), or all but
     ``fraction`` (0 to 1): the states of the first parameters live on the device, and take part in
-    the cycle. ``allow_unverified``, ``verify_steps``: see ``CpuStep``; what one of two combined
-    schedules says of them holds for both.
+    the cycle. ``resident_bytes="auto"``: on a GPU as many bytes as the iterations leave free, which
+    is decided anew after each. ``allow_unverified``, ``verify_steps``: see ``CpuStep``; what one of
+    two combined schedules says of them holds for both.
     """
 
     window_bytes: int | str | None = None
@@ -155,8 +159,11 @@ class HostStates:
             raise InvalidError(
                 "HostStates: resident_bytes and fraction say the same: give one of them"
             )
-        if self.resident_bytes is not None:
-            bytes_of("resident_bytes", self.resident_bytes)
+        if self.resident_bytes is not None and self.resident_bytes != AUTO:
+            try:
+                bytes_of("resident_bytes", self.resident_bytes)
+            except InvalidError as why:
+                raise InvalidError(f'{why.text}; or "auto"') from why
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,6 +234,11 @@ class Chosen(NamedTuple):
         return {f"offload_{key}": value for key, value in sizes.items() if value is not None}
 
     @property
+    def is_auto(self) -> bool:
+        """Whether free memory decides how many states stay on the device."""
+        return self.host is not None and self.host.resident_bytes == AUTO
+
+    @property
     def allow_unverified(self) -> bool:
         return any(one.allow_unverified for one in self if one is not None)
 
@@ -243,7 +255,7 @@ class Chosen(NamedTuple):
         cpu = self._stepped
         if self.host is None and cpu is None:
             return None
-        stays = None if self.host is None else self.host.resident_bytes
+        stays = None if self.host is None or self.is_auto else self.host.resident_bytes
         return Division(
             None if stays is None else bytes_of("resident_bytes", stays),
             None if self.host is None else self.host.fraction,
