@@ -12,6 +12,7 @@ import pytest
 import refit
 import torch
 import training
+from device_space import ChangingSpace
 from failures import FailingCall, finish_step
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -451,6 +452,8 @@ def options_of(draw: Any, schedule: Schedule) -> dict[str, Any]:
         said["fraction"] = draw(st.sampled_from([0.0, 0.3, 0.3, 1.0, 1.0]))
     elif draw(st.booleans()):
         said["fraction"] = 0.6
+    if schedule.has_windows and (schedule.has_share or "fraction" not in said):
+        said["resident_bytes"] = draw(st.sampled_from([None, None, "auto"]))
     return said
 
 
@@ -460,7 +463,15 @@ def play(name: str, schedule: Schedule, draw: Any) -> None:
     mixes = "fused" not in name and name != "LBFGS" and draw(st.booleans())
     dtypes = [MIXED[number % len(MIXED)] if mixes else torch.float32 for number in range(8)]
     alone, moved = (Trainer(name, shapes, dtypes) for _ in range(2))
-    actions = RefitActions(moved, schedule, options_of(draw, schedule))
+    options = options_of(draw, schedule)
+    with ChangingSpace(draw(st.integers(0, 9))).patched():
+        play_verbs(alone, moved, schedule, options, draw)
+
+
+def play_verbs(
+    alone: Trainer, moved: Trainer, schedule: Schedule, options: dict[str, Any], draw: Any
+) -> None:
+    actions = RefitActions(moved, schedule, options)
     try:
         for verb, which in draw(in_steps() | VERBS):
             if verb == "failing_step":

@@ -3,7 +3,7 @@ iterations leave free, and every bit is that of a training without refit while i
 
 import copy
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +12,11 @@ import refit
 import refit.step.auto_resident
 import torch
 import training
+from device_space import MARGIN, ROOM, Space, resident_bytes
 from failures import FailingCall, finish_step
 from refit.errors import BudgetError, CopyError, DeviceMemoryError, StateError
-from refit.step.auto_resident import AutoResident, Memory, next_count
-from schedules import BOTH, WINDOWS, Layers, Schedule, Twins, lives_on_host, stepped_by_cpu
+from refit.step.auto_resident import AutoResident, next_count
+from schedules import BOTH, WINDOWS, Schedule, Twins, lives_on_host, stepped_by_cpu
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("default_device")
@@ -23,44 +24,12 @@ pytestmark = pytest.mark.usefixtures("default_device")
 AUTO = Schedule("auto", (replace(WINDOWS.parts[0], resident_bytes="auto"),))
 SIZES = [8 * 24 * 96, 8 * 96 * 96, 8 * 96 * 96]
 """Bytes of the states of ``Layers`` that do not stay anyway."""
-MARGIN = 64 << 10
-"""A window, which is more than a twentieth of the memory here."""
-ROOM = 1 << 20
-"""The device's memory."""
-
-
-class Space:
-    """The memory of a device, as PyTorch's allocator would tell it. An iteration needs ``need``
-    bytes besides the states that stay, of ``total``."""
-
-    def __init__(self) -> None:
-        self.total, self.need, self.failures = ROOM, ROOM, 0
-        self.controller: refit.Controller | None = None
-        self.begun = 0
-
-    def leave(self, nbytes: int) -> None:
-        """From now on iterations leave so many bytes besides two margins to states that stay."""
-        self.need = self.total - 2 * MARGIN - nbytes
-
-    def memory_of(self, _: torch.device) -> Memory:
-        stay = 0 if self.controller is None else resident_bytes(self.controller)
-        return Memory(self.need + stay, self.total, self.failures)
-
-    def forget_peak(self, _: torch.device) -> None:
-        self.begun += 1
 
 
 @pytest.fixture
-def space(monkeypatch: pytest.MonkeyPatch) -> Space:
-    made = Space()
-    for name in ("memory_of", "forget_peak"):
-        monkeypatch.setattr(refit.step.auto_resident, name, getattr(made, name))
-    monkeypatch.setattr(refit.step.auto_resident, "_ITERATIONS", 1)
-    return made
-
-
-def resident_bytes(controller: refit.Controller) -> int:
-    return int(controller.stats()["refit/resident_bytes"])
+def space() -> Iterator[Space]:
+    with Space().patched() as made:
+        yield made
 
 
 def open_twins(space: Space, schedule: Schedule = AUTO, steps: int = 2, **options: Any) -> Twins:
@@ -464,12 +433,10 @@ def test_no_host_memory_for_the_cycle_sends_them_back_for_good(space: Space) -> 
 
 def test_a_fixed_share_is_still_refused_its_host_memory() -> None:
     budget = sum(SIZES) // 2
-    with (
-        pytest.raises(BudgetError),
-        Twins(WINDOWS, resident_bytes="1GiB", offload_budget_bytes=budget) as twins,
-    ):
+    with Twins(WINDOWS, resident_bytes="1GiB", offload_budget_bytes=budget) as twins:
         twins.step()
-        twins.controller.offload()
+        with pytest.raises(BudgetError):
+            twins.controller.offload()
 
 
 def test_the_end_while_some_stay(space: Space) -> None:
@@ -477,6 +444,6 @@ def test_the_end_while_some_stay(space: Space) -> None:
         with open_twins(space) as twins:
             space.leave(left)
             twins.step()
+            twins.controller.close()
             with pytest.raises(StateError, match="closed"):
-                twins.controller.close()
                 twins.controller.offload()

@@ -22,6 +22,7 @@ with warnings.catch_warnings():
 import refit  # noqa: E402
 import refit.step.window  # noqa: E402
 import training  # noqa: E402
+from device_space import ROOM, ChangingSpace, Space  # noqa: E402
 from failures import FailingCall, refuse_to_allocate  # noqa: E402
 from interrupts import MOST, AtLine  # noqa: E402
 from megatron.core.optimizer.optimizer import ChainedOptimizer  # noqa: E402
@@ -29,6 +30,7 @@ from megatron_scenes import SIZES, Mastered, Pair, distributed, float16  # noqa:
 from refit.errors import CopyError, CorruptError, DeviceMemoryError, StateError  # noqa: E402
 from refit.states.torch_memory import users_of  # noqa: E402
 from refit.step.host_buffer import HostBuffer  # noqa: E402
+from refit.step.host_masters import HostMasters  # noqa: E402
 from refit.step.stand_in import Stepping  # noqa: E402
 from schedules import BOTH, CYCLE, SHARE, Schedule  # noqa: E402
 
@@ -212,6 +214,74 @@ def test_a_share_stays_with_its_masters_and_leaves_in_a_cycle(way: Schedule) -> 
 
 
 @WAYS
+@MAKES
+def test_masters_stay_with_their_states_while_there_is_memory(way: Schedule, make: Any) -> None:
+    with Space().patched() as space, Pair(way, make, resident_bytes="auto") as pair:
+        for left, held in [(4 * ROOM, ON_DEVICE), (-ROOM, ON_HOST)] * 2:
+            space.leave(left)
+            for seed in (0, 1):  # of which the second gives one no gradient
+                pair.step(seed)
+                assert pair.ours.held() == held
+            pair.controller.offload()
+            assert pair.ours.held() == AWAY
+            pair.controller.restore()
+            if held == ON_DEVICE:
+                for one in pair:
+                    one.masters[3].mul_(1.25)
+            pair.step(1)
+            assert pair.ours.held() == held
+
+
+@WAYS
+@MAKES
+@pytest.mark.parametrize("at", range(1, 6))
+def test_masters_that_cannot_come_to_stay_do_not(way: Schedule, make: Any, at: int) -> None:
+    with Space().patched() as space, Pair(way, make, resident_bytes="auto") as pair:
+        space.leave(4 * ROOM)
+        pair.ours.give_gradients(2)
+        real = HostMasters.bring_back
+
+        def failing(self: Any, found: Any = None) -> None:
+            if found is None:
+                return real(self)
+            with FailingCall(at, CopyError("the copy failed")):
+                return real(self, found)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(HostMasters, "bring_back", failing)
+            pair.step(2)  # is made all the same
+        pair.step(3, 4)
+        assert pair.ours.held() == ON_DEVICE
+
+
+@WAYS
+def test_masters_that_stay_make_room_for_a_window(
+    way: Schedule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = HostBuffer._allocate
+    margin = int(way.parts[0].window_bytes.removesuffix("KiB")) << 10
+
+    def allocate(self: Any, size: int, count: int) -> bool:
+        return pair.ours.held() == ON_HOST and real(self, size, count)
+
+    with Space().patched() as space, Pair(way, resident_bytes="auto") as pair:
+        space.leave(3 * 4 * SIZES[0], margin)
+        pair.step(2)
+        assert pair.ours.held() == [ON_DEVICE[0], *ON_HOST[1:]]
+        for one in pair:
+            one.masters[0].mul_(1.25)
+        pair.step(3)
+        for one in pair:
+            one.masters[0].mul_(1.25)
+        pair.ours.optimizer.optimizer.state_dict()  # gives the windows back
+        space.leave(-ROOM)
+        with monkeypatch.context() as patch:
+            patch.setattr(HostBuffer, "_allocate", allocate)
+            pair.step(4)
+        assert pair.ours.held() == ON_HOST
+
+
+@WAYS
 def test_masters_that_are_rounded_elsewhere_stay_on_the_device(way: Schedule) -> None:
     made = distributed(reuse_grad_buf_for_mxfp8_param_ag=True)
     with way.open(made.optimizer) as controller:
@@ -336,10 +406,12 @@ def test_written_masters_without_a_gradient_are_rounded(make: Any, leaves: bool)
 VERBS = ["step"] * 4 + ["read", "write", "round", "cycle", "save", "load", "weights", "close"]
 
 
+@pytest.mark.parametrize("stay", [None, "auto"])
 @pytest.mark.parametrize("seed", range(6))
-def test_any_sequence_ends_with_the_same_bits(seed: int) -> None:
-    draw = random.Random(seed)
-    with Pair(CODED, float16 if seed % 2 else distributed, steps=0) as pair:
+def test_any_sequence_ends_with_the_same_bits(seed: int, stay: str | None) -> None:
+    draw, share = random.Random(seed), {"resident_bytes": stay}
+    make = float16 if seed % 2 else distributed
+    with ChangingSpace(seed).patched(), Pair(CODED, make, steps=0, **share) as pair:
         saved: list[Any] = []
         for _ in range(40):
             verb, at = draw.choice(VERBS), draw.randrange(4)
@@ -353,7 +425,7 @@ def test_any_sequence_ends_with_the_same_bits(seed: int) -> None:
                 pair.controller.restore(non_blocking=bool(at & 1))
             elif verb == "close":
                 pair.controller.close()
-                pair.controller = pair.open(CODED, windows=1 + at)
+                pair.controller = pair.open(CODED, windows=1 + at, **share)
             elif verb == "save":
                 saved = [one.saved() for one in pair]
             for number, one in enumerate(pair):

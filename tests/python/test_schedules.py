@@ -822,7 +822,9 @@ def test_too_small_a_budget_leaves_everything_as_it_was(schedule: Schedule) -> N
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"disk": {}}, "'disk' is none"),
     ({"host_states": {"resident_bytes": 1, "fraction": 0.5}}, "say the same"),
+    ({"host_states": {"resident_bytes": "auto", "fraction": 0.5}}, "say the same"),
     *(({"host_states": {"resident_bytes": one}}, "resident_bytes=") for one in ("2GB", -1, "much")),
+    ({"host_states": {"resident_bytes": "automatic"}}, 'or "auto"'),
     *(({"host_states": {"fraction": one}}, "0 to 1") for one in (1.5, math.nan)),
     *(({"cpu_step": {"fraction": one}}, "0 to 1") for one in (1.5, -0.1, math.nan, "half")),
     ({"host_states": {"fraction": 0.5}, "cpu_step": {"fraction": 0.8}}, "more than HostStates"),

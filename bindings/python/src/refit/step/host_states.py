@@ -8,6 +8,7 @@ and a ``GradScaler`` see one step. The calls of a step, in order:
     step                here: states get their places (``placement``), and the step its entries
     WindowedStep.run    ``windowed_step``: window by window the states come (``host_buffer``),
                         PyTorch's code steps stand-ins (``stand_in``), and the states leave
+    next_count          ``auto_resident``: how many states stay on the device until the next step
     after_step          ``step_hooks``: the optimizer gets what the step has made of its groups
 
 While a step runs, the optimizer's own groups and states are not changed; each window's results

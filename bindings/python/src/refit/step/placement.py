@@ -485,8 +485,9 @@ class Placement:
                     continue
                 if any(map(why_tensor_stays, plain_of(value))):
                     continue
-                stays = param_state is None or param_state.is_resident
-                own = None if stays else param_state.states.get(key)
+                own = None
+                if param_state is not None and not param_state.is_resident:
+                    own = param_state.states.get(key)
                 if own is not None and own.shown is value:
                     continue
                 is_written = key in self._written.get(id(optimizer), ())
