@@ -13,7 +13,8 @@ import refit.step.auto_resident
 import torch
 import training
 from device_space import MARGIN, ROOM, Space, resident_bytes
-from failures import FailingCall, finish_step
+from failures import Drill, FailingCall, end_step, finish_step
+from interrupts import MOST, AtLine
 from refit.errors import BudgetError, CopyError, DeviceMemoryError, StateError
 from refit.step.auto_resident import AutoResident, next_count
 from schedules import BOTH, WINDOWS, Schedule, Twins, lives_on_host, stepped_by_cpu
@@ -411,6 +412,43 @@ def test_a_copy_that_fails_anywhere_loses_nothing(space: Space, at: int) -> None
             twins.moved.steps += 1
             twins.alone.finish()
             twins.assert_same()
+
+
+@pytest.mark.parametrize("stride", [73, pytest.param(7, marks=pytest.mark.slow)])
+def test_ctrl_c_anywhere_loses_nothing(space: Space, stride: int) -> None:
+    with Twins(AUTO, before=1, run=Drill) as twins:
+        space.controller = twins.controller
+        twins.step(2)
+        for number, at in enumerate(range(1, MOST, stride)):
+            space.leave((ROOM, -ROOM, 100_000)[number % 3])
+            twins.backward()
+            pressed = AtLine(at)
+            why: BaseException | None = None
+            try:
+                with pressed:
+                    twins.moved.optimizer.step()
+            except KeyboardInterrupt as caught:
+                why = caught
+            end_step(twins, why)
+            twins.alone.finish()
+            twins.assert_same()
+            if not pressed.done and number % 3 == 2:
+                break
+        assert why is None
+
+
+def test_states_that_come_to_stay_in_inference_mode(space: Space) -> None:
+    with open_twins(space) as twins:
+        for left in (ROOM, -ROOM, ROOM):
+            space.leave(left)
+            twins.backward()
+            with torch.inference_mode():
+                for run in twins:
+                    run.optimizer.step()
+            for run in twins:
+                run.optimizer.zero_grad()
+            assert staying(twins) == [left > 0] * 3
+            twins.step()
 
 
 def test_no_host_memory_for_the_cycle_sends_them_back_for_good(space: Space) -> None:

@@ -614,10 +614,10 @@ class Placement:
         for optimizer, param_state in units:
             device = local(param_state.parameter).device
             made = {}
-            for key, one in param_state.pairs:
-                with self._told(param_state.parameter, key):
-                    made[key] = one.over(_fresh(one, device))
-            with interrupts_held():
+            with interrupts_held(), torch.inference_mode(False):  # to be written in any mode
+                for key, one in param_state.pairs:
+                    with self._told(param_state.parameter, key):
+                        made[key] = one.over(_fresh(one, device))
                 optimizer.state[param_state.parameter].update(made)
                 param_state.is_resident = True
 
