@@ -16,7 +16,7 @@ from device_space import MARGIN, ROOM, Space, resident_bytes
 from failures import Drill, FailingCall, end_step, finish_step
 from interrupts import MOST, AtLine
 from refit.errors import BudgetError, CopyError, DeviceMemoryError, StateError
-from refit.step.auto_resident import AutoResident, next_count
+from refit.step.auto_resident import AutoResident, Memory, forget_peak, memory_of, next_count
 from schedules import BOTH, WINDOWS, Schedule, Twins, lives_on_host, stepped_by_cpu
 from torch import nn
 
@@ -116,6 +116,33 @@ def test_an_iteration_is_over_once_all_optimizers_have_stepped() -> None:
     one, other = (torch.optim.SGD([nn.Parameter(torch.zeros(1))]) for _ in range(2))
     auto = AutoResident([one, other])
     assert [auto.is_over(it) for it in (one, one, other, other, one)] == [0, 0, 1, 0, 1]
+
+
+def test_the_allocator_of_a_gpu_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    reset: list[Any] = []
+    share = {"now": 1.0}
+    answers = {
+        "mem_get_info": (30, 100),
+        "memory_reserved": 50,
+        "max_memory_allocated": 45,
+        "memory_stats": {"num_ooms": 2, "num_alloc_retries": 3},
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(torch.cuda, name, lambda _, answer=answer: answer)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset.append)
+    fraction = "get_per_process_memory_fraction"
+    monkeypatch.setattr(torch.cuda, fraction, lambda _: share["now"], raising=False)
+    device = torch.device("cuda", 0)
+    assert memory_of(device) == Memory(peak=45, total=80, failures=5)
+    share["now"] = 0.7
+    assert memory_of(device) == Memory(peak=45, total=70, failures=5)
+    monkeypatch.delattr(torch.cuda, fraction)  # an older PyTorch
+    assert memory_of(device) == Memory(peak=45, total=80, failures=5)
+    forget_peak(device)
+    assert reset == [device]
+    assert memory_of(torch.device("cpu")) is None
+    forget_peak(torch.device("cpu"))
+    assert reset == [device]
 
 
 # ---- States come to stay, and go.

@@ -158,7 +158,7 @@ class HostStateManager:
                     self._run(step)
                     break
                 except DeviceMemoryError:
-                    if self._broken is not None or not self._keep_none():
+                    if self._broken is not None or not self._dismiss_all():
                         raise
             self._divide_anew(optimizer)
         return stepping
@@ -323,7 +323,7 @@ class HostStateManager:
         self.placement.dismiss(found)
         self._place_states()
 
-    def _keep_none(self) -> bool:
+    def _dismiss_all(self) -> bool:
         """All states that stay for now visit the device again, at once. False: none does."""
         found = [one for one in self.placement.param_states.values() if one.is_resident]
         if found:
@@ -336,8 +336,10 @@ class HostStateManager:
         """There is no host memory for states that stay for now to leave to: they visit the device
         again, for good. False: there are none. What ``place_states`` raises."""
         with self._lock:
-            self._auto = None
-            return self._keep_none()
+            found = self._dismiss_all()
+            if found:
+                self._auto = None
+            return found
 
     # ---- in between -----------------------------------------------------------------------------
 

@@ -166,8 +166,12 @@ def _split(
 ) -> list[Entry]:
     entry = Entry(group, parameter, param_state)
     entry.refresh(state)
-    visits = param_state is not None and (entry.moving or param_state.master)
-    if param_state is None or entry.share is not None or param_state.is_resident or not visits:
+    if (
+        param_state is None
+        or param_state.is_resident
+        or entry.share is not None
+        or not (entry.moving or param_state.master)
+    ):
         entry.param_state = None
         entry.refresh(state)
         return [entry]
