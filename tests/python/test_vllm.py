@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -104,6 +105,11 @@ def _put(monkeypatch: pytest.MonkeyPatch, name: str, members: dict[str, Any]) ->
     monkeypatch.setitem(sys.modules, name, module)
 
 
+def _be_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = {f"get_{name}_group": lambda: SimpleNamespace(world_size=1) for name in GROUPS}
+    _put(monkeypatch, "vllm.distributed.parallel_state", groups)
+
+
 def _let_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = {1: SimpleNamespace(tag="weights", is_asleep=True)}
     allocator = SimpleNamespace(instance=SimpleNamespace(pointer_to_data=parts))
@@ -113,8 +119,7 @@ def _let_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_weights_that_sleep_are_not_written(
     monkeypatch: pytest.MonkeyPatch, publishing: Trainer
 ) -> None:
-    groups = {f"get_{name}_group": lambda: SimpleNamespace(world_size=1) for name in GROUPS}
-    _put(monkeypatch, "vllm.distributed.parallel_state", groups)
+    _be_alone(monkeypatch)
     _let_sleep(monkeypatch)
     model = fake.Model(_weights(0))
     worker = _worker(fake.ModelRunner(model), parallel_config=SimpleNamespace(world_size=1))
@@ -125,6 +130,48 @@ def test_weights_that_sleep_are_not_written(
     assert answer["error"] == "StateError"
     assert 'wake_up(tags=["weights"])' in answer["why"]
     assert model.loads == 0
+    worker.refit_close()
+
+
+class CachingRunner:
+    """Says what it was asked to reload and to empty."""
+
+    def __init__(self) -> None:
+        self.model = torch.nn.Linear(3, 2)
+        self.calls: list[str] = []
+        for name in ("reset_lora_state", "reset_encoder_cache", "reset_mm_cache"):
+            setattr(self, name, partial(self.calls.append, name))
+
+    def get_model(self) -> Any:
+        return self.model
+
+    def reload_weights(self, weights_iterator: Any = None) -> None:
+        self.calls.append("reload")
+        ours = dict(self.model.named_parameters())
+        for name, tensor in weights_iterator:
+            ours[name].data.copy_(tensor)
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_a_version_that_is_written_directly_empties_the_caches_too(
+    monkeypatch: pytest.MonkeyPatch, publishing: Trainer, moves: bool
+) -> None:
+    _be_alone(monkeypatch)
+    _put(monkeypatch, "vllm.config", {})
+    runner = CachingRunner()
+    parallel = SimpleNamespace(world_size=1, enable_eplb=moves)
+    worker = _worker(runner, parallel_config=parallel)
+    assert "error" not in worker.refit_connect(publishing.endpoint)
+    for version in (1, 2):
+        runner.calls.clear()
+        done = publishing.publish(
+            {name: torch.full_like(one, version) for name, one in runner.model.named_parameters()}
+        )
+        assert worker.refit_update(timeout=WAIT_S) == {"version": version}
+        assert done.result(WAIT_S) == version
+        assert all(bool((one == version).all()) for one in runner.model.parameters())
+        assert {"reset_lora_state", "reset_encoder_cache", "reset_mm_cache"} <= {*runner.calls}
+    assert ("reload" in runner.calls) is moves
     worker.refit_close()
 
 
