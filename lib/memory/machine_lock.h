@@ -21,7 +21,9 @@
  * all ranks whatever their environment. A claim is a lock on another file of that folder, which
  * holds the number of bytes; the files stay, and serve the next claims. The kernel drops lock and
  * claim when their holder dies, and a child that the holder forks keeps neither. Processes that see
- * different folders, such as those of two containers, do not meet.
+ * different folders, such as those of two containers, do not meet. The files must be left alone: a
+ * claim whose file is removed counts no more, and one whose file is cut short ends its holder by a
+ * signal. Other users can do neither.
  */
 #ifndef RFT_MACHINE_LOCK_H
 #define RFT_MACHINE_LOCK_H

@@ -480,6 +480,19 @@ SCENE(a_seal_for_which_others_never_leave_enough_fails, .unsealed = true,
     assert_int_equal(faulty_device_calls(on->device, FAULTY_HOST_PIN), 0);
 }
 
+SCENE(what_exceeds_a_fixed_budget_waits_for_no_one, .unsealed = true,
+      .settings = SETTINGS("offload.take_turns=true", "offload.budget_bytes=4096"))
+{
+    rft_machine_lock other;
+    take_lock_or_skip(&other);
+    rft_machine_lock_claim(&other, MACHINE);
+    refit_status status = hurry(on, seal);
+    rft_machine_lock_give(&other);
+    assert_int_equal(status, REFIT_ERR_BUDGET);
+    assert_says(&on->error, "4096");
+    check_untouched(on, REFIT_OPEN);
+}
+
 /* One that goes on without turns asks no one. */
 SCENE(without_turns_claims_do_not_count, .unsealed = true,
       .settings = SETTINGS("offload.take_turns=false"))

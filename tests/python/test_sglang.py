@@ -52,7 +52,9 @@ def _holds(engine: fake.Engine, value: float) -> bool:
     return all(bool((one == value).all()) for one in engine.runner.model.parameters())
 
 
-@pytest.mark.parametrize(("says", "loads"), [("nothing", 1), ("before", 2), ("now", 2)])
+@pytest.mark.parametrize(
+    ("says", "loads"), [("nothing", 1), ("before", 2), ("now", 2), ("unreadable", 2)]
+)
 def test_an_engine_without_sessions_takes_each_version(
     publishing: Trainer,
     engine: fake.Engine,
@@ -61,11 +63,13 @@ def test_an_engine_without_sessions_takes_each_version(
     loads: int,
 ) -> None:
     """The loader loads the first and is recorded, which is not counted; it loads all of them where
-    SGLang says that its experts move, as it says now or as it said before."""
+    SGLang says that its experts move, as it says now or as it said before, and where it does not
+    say."""
     moves = SimpleNamespace(enable_eplb=True)
     modules = {
         "before": ("server_args", SimpleNamespace(get_global_server_args=lambda: moves)),
         "now": ("runtime_context", SimpleNamespace(get_exec=lambda: SimpleNamespace(moe=moves))),
+        "unreadable": ("runtime_context", SimpleNamespace()),
     }
     if says in modules:
         name, module = modules[says]
