@@ -184,8 +184,8 @@ static refit_status check_budget(uint64_t bytes, uint64_t claimed, const refit_c
 }
 
 /* Counts the bytes for the device before they are taken, so that of two that are taken at once one
- * is refused. What others have is no longer free: only a number that the user gave has to be
- * shared. */
+ * is refused. What others have does not count as free: only a number that the user gave has to
+ * be shared. */
 static refit_status count_bytes(rft_image_memory *memory, const refit_config *config,
                                 refit_error *error)
 {

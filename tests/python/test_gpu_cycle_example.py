@@ -17,6 +17,13 @@ def start(root: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen([*command, *arguments], stdout=pipe, stderr=pipe, text=True)
 
 
+def await_first_cycle(trainer: subprocess.Popen[str]) -> None:
+    assert trainer.stdout is not None
+    for line in trainer.stdout:
+        if line.split()[:1] == ["1"]:
+            return
+
+
 def test_it_says_what_each_cycle_has_moved(root: Path) -> None:
     with start(root, "--model", "tiny", "--cycles", "3") as trainer:
         out, errors = trainer.communicate(timeout=280)
@@ -32,10 +39,7 @@ def test_it_says_what_each_cycle_has_moved(root: Path) -> None:
 
 def test_an_engine_that_dies_ends_the_run_with_a_sentence(root: Path) -> None:
     with start(root, "--model", "tiny", "--cycles", "1000") as trainer:
-        assert trainer.stdout is not None
-        for line in trainer.stdout:
-            if line.split()[:1] == ["1"]:
-                break
+        await_first_cycle(trainer)
         (engine,) = [
             one
             for one in psutil.Process(trainer.pid).children()
@@ -49,10 +53,7 @@ def test_an_engine_that_dies_ends_the_run_with_a_sentence(root: Path) -> None:
 
 def test_a_trainer_that_is_interrupted_does_not_wait_for_its_engine(root: Path) -> None:
     with start(root, "--model", "tiny", "--cycles", "1000") as trainer:
-        assert trainer.stdout is not None
-        for line in trainer.stdout:
-            if line.split()[:1] == ["1"]:
-                break
+        await_first_cycle(trainer)
         trainer.send_signal(signal.SIGINT)
         trainer.communicate(timeout=120)  # an engine that waits for a version does so for 600 s
     assert trainer.returncode != 0

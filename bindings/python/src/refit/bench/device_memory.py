@@ -136,3 +136,19 @@ def _stderr_apart() -> Iterator[None]:
         os.dup2(kept, 2)
         os.close(kept)
         os.close(nowhere)
+
+
+def is_gpu(device: Any) -> bool:
+    """Whether it is one of CUDA's."""
+    return torch.device(device).type == "cuda"
+
+
+def synchronize(device: Any) -> None:
+    """Waits for a GPU, so that times are of what was done."""
+    if is_gpu(device):
+        torch.cuda.synchronize(device)
+
+
+def free_bytes(device: Any) -> int:
+    """What the driver has free on a GPU; 0 on a CPU."""
+    return torch.cuda.mem_get_info(device)[0] if is_gpu(device) else 0

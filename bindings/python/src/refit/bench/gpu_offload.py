@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
+from refit.bench.device_memory import free_bytes, is_gpu, synchronize
 from refit.bench.memory import MemoryNeed
 from refit.bench.series import Series, both
 from refit.bench.states import checksum, shapes
@@ -79,7 +80,7 @@ def measure(parameters: float, rounds: int, device: str) -> dict[str, Any]:
         _give_back(device)
     return {
         "bench": "gpu_offload",
-        "device": torch.cuda.get_device_name(device) if _is_gpu(device) else device,
+        "device": torch.cuda.get_device_name(device) if is_gpu(device) else device,
         "parameters": sum(it.numel() for it in states) // 2,
         "tensors": len(states),
         "bytes": nbytes,
@@ -112,7 +113,7 @@ def _check(states: Tensors, before: list[int], name: str) -> None:
 
 def _give_back(device: str) -> None:
     """What PyTorch keeps of what the ways took, also of page-locked memory where it can."""
-    if _is_gpu(device):
+    if is_gpu(device):
         torch.cuda.empty_cache()
         getattr(torch._C, "_host_emptyCache", lambda: None)()
 
@@ -121,8 +122,8 @@ class Passes:
     """What a forward and backward pass is here: products of matrices, for about so long."""
 
     def __init__(self, device: str, seconds: float) -> None:
-        width = 4096 if _is_gpu(device) else 128
-        dtype = torch.bfloat16 if _is_gpu(device) else torch.float32
+        width = 4096 if is_gpu(device) else 128
+        dtype = torch.bfloat16 if is_gpu(device) else torch.float32
         self._one = torch.ones(width, width, device=device, dtype=dtype)
         self._product = torch.empty_like(self._one)
         self._count = FEW
@@ -164,9 +165,9 @@ class Figures:
 
 def _cold(way: Way, figures: Figures, passes: Passes, device: str) -> None:
     _give_back(device)
-    available, free = memory_now.available_bytes(), _free_bytes(device)
+    available, free = memory_now.available_bytes(), free_bytes(device)
     figures.out.add(_timed(device, way.out))
-    figures.given_back = max(0, _free_bytes(device) - free)
+    figures.given_back = max(0, free_bytes(device) - free)
     figures.host_bytes = max(0, available - memory_now.available_bytes())
     figures.back.add(_timed(device, lambda: _whole(way)))
     _step(way, figures, passes, device)
@@ -198,24 +199,11 @@ def _step(way: Way, figures: Figures, passes: Passes, device: str) -> None:
 
 def _timed(device: str, call: Callable[[], None]) -> float:
     """Seconds, with the device waited for at both ends."""
-    _synchronize(device)
+    synchronize(device)
     start = time.perf_counter()
     call()
-    _synchronize(device)
+    synchronize(device)
     return time.perf_counter() - start
-
-
-def _is_gpu(device: str) -> bool:
-    return torch.device(device).type == "cuda"
-
-
-def _synchronize(device: str) -> None:
-    if _is_gpu(device):
-        torch.cuda.synchronize(device)
-
-
-def _free_bytes(device: str) -> int:
-    return torch.cuda.mem_get_info(device)[0] if _is_gpu(device) else 0
 
 
 # ---- refit
@@ -253,10 +241,10 @@ class _TorchWay:
 
     def out(self) -> None:
         self._saved = self._copies()
-        _synchronize(self._device)
+        synchronize(self._device)
         for it in self._states:
             it.untyped_storage().resize_(0)
-        if self.gives_back and _is_gpu(self._device):
+        if self.gives_back and is_gpu(self._device):
             torch.cuda.empty_cache()
 
     def _copies(self) -> Tensors:
@@ -304,8 +292,8 @@ class CoalescedWay(_TorchWay):
     def _copies(self) -> Tensors:
         if not self._saved:
             places = [(size + 511) // 512 * 512 for size in self._sizes]
-            is_gpu = _is_gpu(self._device)
-            buffer = torch.empty(sum(places), dtype=torch.uint8, pin_memory=is_gpu)
+            on_gpu = is_gpu(self._device)
+            buffer = torch.empty(sum(places), dtype=torch.uint8, pin_memory=on_gpu)
             self._saved = [
                 part[: it.nbytes].view(it.dtype).view(it.shape)
                 for part, it in zip(torch.split(buffer, places), self._states, strict=True)

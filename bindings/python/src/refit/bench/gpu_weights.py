@@ -15,6 +15,7 @@ from typing import Any, Protocol, Self
 import torch
 import torch.multiprocessing  # with it ForkingPickler sends where a tensor is, and not its bytes
 
+from refit.bench.device_memory import free_bytes, is_gpu, synchronize
 from refit.bench.memory import MemoryNeed
 from refit.bench.series import Series
 from refit.bench.states import shapes
@@ -57,7 +58,7 @@ def measure(parameters: float, rounds: int, device: str) -> dict[str, Any]:
         found = {way.name: _time(way, processes, weights, rounds, nbytes) for way in WAYS}
     return {
         "bench": "gpu_weights",
-        "device": device if not _is_gpu(device) else torch.cuda.get_device_name(device),
+        "device": device if not is_gpu(device) else torch.cuda.get_device_name(device),
         "parameters": sum(it.numel() for it in weights.values()),
         "tensors": len(weights),
         "bytes": nbytes,
@@ -85,34 +86,21 @@ def _time(
     for it in weights.values():
         numbers = it.view(torch.int16).view(-1)
         numbers.sub_(numbers[0].clone())  # the first element counts versions
-    before = _free_bytes(device)
+    before = free_bytes(device)
     way = make(processes, weights, rounds + 1)
     series, taken = Series(), 0
     try:
         for _ in range(rounds + 1):
             change(weights)
-            _synchronize(device)
+            synchronize(device)
             start = time.perf_counter()
             way.send(weights)
             series.add(time.perf_counter() - start)
-            taken = max(taken, before - _free_bytes(device) - nbytes)
+            taken = max(taken, before - free_bytes(device) - nbytes)
         processes.end(1)
     finally:
         way.close()
     return series, max(taken, 0)
-
-
-def _is_gpu(device: Any) -> bool:
-    return torch.device(device).type == "cuda"
-
-
-def _synchronize(device: Any) -> None:
-    if _is_gpu(device):
-        torch.cuda.synchronize(device)
-
-
-def _free_bytes(device: Any) -> int:
-    return torch.cuda.mem_get_info(device)[0] if _is_gpu(device) else 0
 
 
 # ---- The engine's process
@@ -121,7 +109,7 @@ def _free_bytes(device: Any) -> int:
 def _warm(_number: int, device: str) -> None:
     """Takes what a process takes of a GPU before it has any weights."""
     torch.ones(1, device=device)
-    _synchronize(device)
+    synchronize(device)
 
 
 class Engine:
@@ -136,7 +124,7 @@ class Engine:
         """All of them, and waits for the GPU."""
         for name, it in weights.items() if isinstance(weights, dict) else weights:
             self.own[name].copy_(it)
-        _synchronize(self.device)
+        synchronize(self.device)
 
     def check(self) -> None:
         """RuntimeError if a tensor is not of the next version."""
@@ -148,7 +136,7 @@ class Engine:
     def close(self) -> None:
         """PyTorch gives the memory back to the driver."""
         self.own.clear()
-        if _is_gpu(self.device):
+        if is_gpu(self.device):
             torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
             torch.cuda.empty_cache()
 
@@ -240,7 +228,7 @@ class RefitWay:
 
     def __init__(self, processes: WorkerProcesses, weights: Weights, versions: int) -> None:
         device = str(next(iter(weights.values())).device)
-        self._publisher = Publisher("user://*", device=device if _is_gpu(device) else None)
+        self._publisher = Publisher("user://*", device=device if is_gpu(device) else None)
         processes.begin(
             1, _refit_engine, self._publisher.endpoint, shapes_of(weights), device, versions
         )
@@ -268,7 +256,7 @@ class RefitRingWay(RefitWay):
 
 def _refit_engine(_number: int, endpoint: str, known: Shapes, device: str, versions: int) -> None:
     engine = Engine(known, device)
-    on = device if _is_gpu(device) else None
+    on = device if is_gpu(device) else None
     with Subscriber(endpoint, worker="engine", device=on) as subscriber:
         while engine.version < versions:
             with subscriber.next(TIMEOUT_S) as update:
@@ -361,13 +349,13 @@ class BucketWay(_LineWay):
         for entries in _buckets(self._known):
             for name, place in _in_bucket(self._bucket, entries, self._known):
                 place.copy_(weights[name])
-            _synchronize(self._bucket.device)
+            synchronize(self._bucket.device)
             self.line.ask()
 
     def close(self) -> None:
         super().close()
         del self._bucket
-        if _is_gpu(self._device):
+        if is_gpu(self._device):
             torch.cuda.empty_cache()
 
 

@@ -324,7 +324,7 @@ class HostStateManager:
         self._place_states()
 
     def _dismiss_all(self) -> bool:
-        """All states that stay for now visit the device again, at once. False: none does."""
+        """Sends all states that "auto" keeps back to the windows. False: it keeps none."""
         found = [one for one in self.placement.param_states.values() if one.is_resident]
         if found:
             self._last.clear()
@@ -333,7 +333,7 @@ class HostStateManager:
         return bool(found)
 
     def give_way(self) -> bool:
-        """There is no host memory for states that stay for now to leave to: they visit the device
+        """The host lacks memory for the states that "auto" keeps to leave to: they visit the device
         again, for good. False: there are none. What ``place_states`` raises."""
         with self._lock:
             found = self._dismiss_all()

@@ -216,7 +216,7 @@ class ParamState:
         self.parted = False
         """Whether it is stepped part by part, because its states are larger than a window."""
         self.is_resident = False
-        """Whether its states stay on the device for now, and its master with them. Their places on
+        """Whether "auto" keeps its states on the device, and its master with them. Their places on
         the host stay theirs."""
         self.is_blank = True
         """Whether nothing has been written to the places of its states yet, so that these are still

@@ -578,10 +578,10 @@ class Placement:
                     slot.view.copy_(tensor)
             state[key] = one.shown
 
-    # ---- states that stay on the device for now -------------------------------------------------
+    # ---- states that "auto" keeps on the device -------------------------------------------------
 
     def units(self) -> dict[torch.device, list[Unit]]:
-        """By device the parameters whose states stay for now or could: first those that do."""
+        """By device the parameters whose states "auto" keeps or could keep: first those it does."""
         found: dict[torch.device, list[Unit]] = {}
         for optimizer in self._optimizers:
             for one in self.of(optimizer):
