@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import refit
 import torch
+from refit.errors import DeadlineError
 from torch import nn
 from torch.nn import functional
 
@@ -182,10 +183,13 @@ class Engine:
 
     def await_subscriber(self, publisher: refit.Publisher) -> None:
         """Until the engine has made its model and subscribed."""
-        while not publisher.workers():
+        for _ in range(int(TIMEOUT_S)):
+            with suppress(DeadlineError):
+                publisher.wait_workers(1, 1.0)
+                return
             if not self._process.is_alive():
                 raise SystemExit("gpu_cycle: the engine has died; its last lines say why")
-            time.sleep(0.05)
+        raise SystemExit(f"gpu_cycle: the engine has not subscribed in {TIMEOUT_S:g} s")
 
     def begin(self, cycle: int) -> None:
         """Lets it wait for the next version."""
