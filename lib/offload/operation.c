@@ -240,6 +240,7 @@ static void end_operation(refit_offloader *offloader, refit_status status,
         if (out) groups = 0;
     }
     move_places(offloader, groups);
+    if (groups == RFT_ALL_GROUPS) rft_schedule_moved(&offloader->schedule);
     count_end(offloader, status);
     end_futures(offloader, groups);
     rft_pageable_trim(offloader);

@@ -398,6 +398,7 @@ refit_status rft_region_attach(rft_region_table *table, refit_region_id id, void
     region->bound = true;
     region->arena = arena;
     region->allocation = allocation.base;
+    table->address_changes++;
     return REFIT_OK;
 }
 
@@ -427,4 +428,5 @@ void rft_region_detach(rft_region_table *table, refit_region_id id)
     region->arena = NULL;
     region->memory = NULL;
     region->bound = false;
+    table->address_changes++;
 }

@@ -80,6 +80,7 @@ typedef struct rft_region_table {
     rft_region *items;    /* owned */
     uint32_t count;
     uint32_t room;
+    uint64_t address_changes; /* so far: while it is the same, no address has changed */
     rft_name_index names;
     rft_span_tree spans;       /* of every region whose `memory` is not NULL, by its number */
     refit_placement placement; /* of all regions; of none, if there is none */

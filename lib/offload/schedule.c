@@ -2,7 +2,8 @@
  * From regions to a layout and to the plan of one direction. A plan has only the regions that are
  * not yet where they should be, so that both verbs can be called again after a failure. A region
  * makes one piece for each slab that holds a part of it; one that is coded, for each chunk of it.
- * Reads the table, starts nothing.
+ * A plan that has moved all regions is reversed for the way back, without a look at them, if no
+ * address has changed. Reads the table, starts nothing.
  */
 #include "offload/schedule.h"
 
@@ -260,30 +261,68 @@ static void add_kept(schedule_walk *walk, uint32_t number, char *image, bool out
     }
 }
 
+/* Reverses the plan by which the regions came here, if it serves for the way back. */
+static bool reverse(rft_schedule *schedule, const rft_region_table *regions, const char *image,
+                    bool out)
+{
+    bool serves = schedule->covers_all && schedule->moved && schedule->out != out &&
+                  schedule->address_changes == regions->address_changes && schedule->image == image;
+    schedule->moved = false;
+    if (!serves) return false;
+    rft_plan_reverse(&schedule->plan);
+    schedule->out = out;
+    return true;
+}
+
+/* `covers_all`: the pieces are all that is ever copied or zeroed, and none is zeroed. */
+static refit_status fill(const schedule_walk *walk, bool covers_all, const char *image, bool out,
+                         refit_error *error)
+{
+    rft_schedule *schedule = walk->schedule;
+    schedule->out = out;
+    schedule->covers_all = covers_all && schedule->chunks == 0;
+    schedule->address_changes = walk->regions->address_changes;
+    schedule->image = image;
+    return rft_plan_fill(&schedule->plan, schedule->pieces, walk->count, error);
+}
+
 refit_status rft_schedule_offload(rft_schedule *schedule, const rft_region_table *regions,
                                   char *image, refit_error *error)
 {
+    bool covers_all = true;
+    if (reverse(schedule, regions, image, true)) return REFIT_OK;
     schedule_walk walk = {.schedule = schedule, .regions = regions};
     for (uint32_t at = 0; at < schedule->count; at++) {
         const rft_region *region = &regions->items[schedule->order[at]];
-        if (region->place != REFIT_ON_DEVICE || region->policy != REFIT_KEEP) continue;
-        add_kept(&walk, at, image, true);
+        bool moves = region->place == REFIT_ON_DEVICE && region->policy == REFIT_KEEP;
+        covers_all = covers_all && (moves || region->policy == REFIT_DISCARD);
+        if (moves) add_kept(&walk, at, image, true);
     }
-    return rft_plan_fill(&schedule->plan, schedule->pieces, walk.count, error);
+    return fill(&walk, covers_all, image, true, error);
 }
 
 refit_status rft_schedule_restore(rft_schedule *schedule, const rft_region_table *regions,
                                   char *image, refit_error *error)
 {
+    bool covers_all = true;
+    if (reverse(schedule, regions, image, false)) return REFIT_OK;
     schedule_walk walk = {.schedule = schedule, .regions = regions};
     for (uint32_t at = 0; at < schedule->count; at++) {
         const rft_region *region = &regions->items[schedule->order[at]];
-        if (region->place != REFIT_ON_HOST || region->policy == REFIT_DISCARD) continue;
-        if (region->policy == REFIT_KEEP) {
+        bool moves = region->place == REFIT_ON_HOST && region->policy != REFIT_DISCARD;
+        bool kept = region->policy == REFIT_KEEP;
+        covers_all = covers_all && (moves ? kept : region->policy == REFIT_DISCARD);
+        if (!moves) continue;
+        if (kept) {
             add_kept(&walk, at, image, false);
         } else {
             add_piece(&walk, (rft_piece){.to = region->memory, .bytes = region->bytes}, region);
         }
     }
-    return rft_plan_fill(&schedule->plan, schedule->pieces, walk.count, error);
+    return fill(&walk, covers_all, image, false, error);
+}
+
+void rft_schedule_moved(rft_schedule *schedule)
+{
+    schedule->moved = true;
 }

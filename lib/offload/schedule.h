@@ -19,7 +19,13 @@ typedef struct rft_schedule {
     rft_recode *recodes;  /* owned; room for one a chunk of coded regions */
     uint32_t count;       /* regions */
     uint32_t chunks;      /* of coded regions; 0: there are none */
-    char *staging;        /* borrowed, set by the owner: see masters.c; NULL without chunks */
+    bool out;             /* the plan is of an offload */
+    bool covers_all;      /* it copies all regions that are ever copied, and zeroes none */
+    bool moved;           /* guarded by the offloader's lock while an operation is under way: all
+                             that it copies has moved, so reversed it is the plan of the way back */
+    uint64_t address_changes; /* of the regions, when it was made */
+    const char *image;        /* where the image lay then */
+    char *staging;            /* borrowed, set by the owner: see masters.c; NULL without chunks */
 } rft_schedule;
 
 /* Writes the regions' host offsets too. On failure nothing is owned. REFIT_ERR_LIMIT,
@@ -40,5 +46,8 @@ refit_status rft_schedule_offload(rft_schedule *schedule, const rft_region_table
 /* Fills the plan with what is away and is to be copied or zeroed. All such regions are bound. */
 refit_status rft_schedule_restore(rft_schedule *schedule, const rft_region_table *regions,
                                   char *image, refit_error *error);
+
+/* An operation by the plan has ended, and all regions are where it was to bring them. */
+void rft_schedule_moved(rft_schedule *schedule);
 
 #endif

@@ -153,3 +153,13 @@ refit_status rft_plan_fill(rft_plan *plan, const rft_piece *pieces, uint32_t cou
     add_run(plan, &run);
     return REFIT_OK;
 }
+
+void rft_plan_reverse(rft_plan *plan)
+{
+    for (uint32_t i = 0; i < plan->copy_count; i++) {
+        rft_copy *copy = &plan->copies[i];
+        void *to = (void *)(uintptr_t)copy->from;
+        copy->from = copy->to;
+        copy->to = to;
+    }
+}

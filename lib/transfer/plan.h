@@ -82,4 +82,8 @@ void rft_plan_close(rft_plan *plan);
 refit_status rft_plan_fill(rft_plan *plan, const rft_piece *pieces, uint32_t count,
                            refit_error *error);
 
+/* The copies go the other way, in the same order and the same batches. A plan without zeroes and
+ * without chunks of masters. */
+void rft_plan_reverse(rft_plan *plan);
+
 #endif

@@ -32,21 +32,22 @@ static int acquire_memory(void *user, refit_region_id region, uint64_t bytes, vo
 static const uint64_t sizes[RIG_REGIONS] = {512,   4096, 100001, 300000, 1,     65536,
                                             65536, 4099, 600000, 8192,   33333, 20480};
 
-static refit_policy policy_of(uint32_t at)
+static refit_policy policy_of(const opening *how, uint32_t at)
 {
+    if (how->all_kept) return REFIT_KEEP;
     if (at == 5) return REFIT_DISCARD;
     return at == 9 ? REFIT_ZERO : REFIT_KEEP;
 }
 
-static void add_region(rig *on, rig_memory memory, uint32_t at)
+static void add_region(rig *on, const opening *how, uint32_t at)
 {
     rig_region *region = &on->regions[at];
     region->bytes = sizes[at];
-    region->policy = policy_of(at);
+    region->policy = policy_of(how, at);
     region->group = at % RIG_GROUPS;
     region->expected = malloc(region->bytes);
     assert_non_null(region->expected);
-    if (memory == RIG_ARENA) {
+    if (how->memory == RIG_ARENA) {
         assert_ok(refit_arena_alloc(on->arena, region->bytes, &region->memory, &on->error));
     } else {
         assert_ok(refit_memory_alloc(on->device, region->bytes, &region->memory, &on->error));
@@ -85,7 +86,7 @@ rig *open_scene(const opening *how)
         assert_ok(refit_arena_open(on->device, UINT64_C(32) << 20, &on->arena, &on->error));
     }
     for (uint32_t at = 0; at < RIG_REGIONS; at++)
-        add_region(on, how->memory, at);
+        add_region(on, how, at);
     if (how->memory == RIG_HOOKS) {
         refit_memory_hooks hooks = {sizeof hooks, release_memory, acquire_memory, on};
         assert_ok(refit_offloader_set_memory(on->offloader, &hooks, &on->error));

@@ -57,6 +57,7 @@ struct opening {
     rig_memory memory;
     const char *const *settings; /* more of them, as set_each takes them */
     bool unsealed;
+    bool all_kept; /* else one region is discarded, and one zeroed */
 };
 
 /* Adds one more region. */

@@ -167,6 +167,111 @@ SCHEDULE(a_part_of_the_regions_finds_its_slabs)
     (void)carry_out(true);
 }
 
+static void open_schedule_without_zeroes(void)
+{
+    for (uint32_t id = 0; id < REGIONS; id++) {
+        if (on.table.items[id].policy == REFIT_ZERO) on.table.items[id].policy = REFIT_DISCARD;
+    }
+    open_schedule();
+}
+
+static refit_status plan(bool out)
+{
+    return out ? rft_schedule_offload(&on.schedule, &on.table, on.image, NULL)
+               : rft_schedule_restore(&on.schedule, &on.table, on.image, NULL);
+}
+
+/* Did a plan of this direction come of the one before it, without a look at the regions? */
+static bool is_reversed(bool out)
+{
+    uint32_t count = on.schedule.plan.copy_count;
+    on.schedule.pieces[0].to = NULL;
+    assert_ok(plan(out));
+    assert_int_equal(on.schedule.plan.copy_count, count);
+    return on.schedule.pieces[0].to == NULL;
+}
+
+/* All that was planned was done. */
+static void move(bool out)
+{
+    place_all(out ? REFIT_ON_HOST : REFIT_ON_DEVICE);
+    rft_schedule_moved(&on.schedule);
+}
+
+SCHEDULE(a_plan_is_reversed_for_the_way_back)
+{
+    open_schedule_without_zeroes();
+    place_all(REFIT_ON_DEVICE);
+    assert_ok(plan(true));
+    move(true);
+    assert_true(is_reversed(false));
+    size_t bytes = on.schedule.plan.copy_count * sizeof *on.schedule.plan.copies;
+    rft_copy *reversed = malloc(bytes);
+    memcpy(reversed, on.schedule.plan.copies, bytes);
+    assert_false(is_reversed(false)); /* it has not moved: the next plan is made anew */
+    for (uint32_t i = 0; i < on.schedule.plan.copy_count; i++) {
+        const rft_copy *made = &on.schedule.plan.copies[i];
+        assert_ptr_equal(reversed[i].to, made->to);
+        assert_ptr_equal(reversed[i].from, made->from);
+        assert_int_equal(reversed[i].bytes, made->bytes);
+        assert_int_equal(reversed[i].slack, made->slack);
+    }
+    move(false);
+    assert_true(is_reversed(true));
+    free(reversed);
+}
+
+SCHEDULE(a_plan_is_made_anew_for_other_addresses)
+{
+    open_schedule_without_zeroes();
+    place_all(REFIT_ON_DEVICE);
+    assert_ok(plan(true));
+    move(true);
+    char *elsewhere = malloc(on.table.items[3].bytes);
+    assert_ok(rft_region_attach(&on.table, 3, elsewhere, NULL));
+    assert_false(is_reversed(false));
+    move(false);
+    char *image = on.image;
+    on.image = malloc(on.schedule.layout.image_bytes);
+    free(image);
+    assert_false(is_reversed(true));
+    (void)carry_out(true);
+    free(elsewhere);
+}
+
+SCHEDULE(a_plan_of_some_regions_is_made_anew)
+{
+    open_schedule_without_zeroes();
+    place_all(REFIT_ON_DEVICE);
+    on.table.items[REGIONS - 1].place = REFIT_ON_HOST;
+    assert_ok(plan(true));
+    move(true);
+    on.schedule.pieces[0].to = NULL;
+    assert_ok(plan(false));
+    assert_non_null(on.schedule.pieces[0].to);
+}
+
+SCHEDULE(a_plan_is_not_reversed_for_its_own_direction)
+{
+    open_schedule_without_zeroes();
+    place_all(REFIT_ON_DEVICE);
+    assert_ok(plan(true));
+    rft_schedule_moved(&on.schedule);
+    assert_false(is_reversed(true));
+    (void)carry_out(true);
+}
+
+SCHEDULE(a_plan_with_zeroes_is_made_anew)
+{
+    open_schedule();
+    place_all(REFIT_ON_DEVICE);
+    assert_ok(plan(true));
+    move(true);
+    on.schedule.pieces[0].to = NULL;
+    assert_ok(plan(false));
+    assert_non_null(on.schedule.pieces[0].to);
+}
+
 SCHEDULE(a_rate_limit_bounds_the_bytes_of_a_batch)
 {
     on.config.offload_rate_limit = KIB * KIB;

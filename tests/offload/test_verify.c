@@ -89,6 +89,23 @@ SCENE(a_copy_that_went_wrong_is_found, .settings = verified)
     rig_restore(on);
     rig_check_bytes(on, true);
 }
+SCENE_AGAIN(a_copy_that_went_wrong_is_found, all_kept, .settings = verified, .all_kept = true)
+
+/* Only what is on the device may leave: the image has the other bytes. */
+SCENE(states_leave_again_after_a_restore_that_was_refused, .settings = verified)
+{
+    for (int cycle = 0; cycle < 2; cycle++) {
+        rig_offload(on);
+        assert_ok(restore(on));
+        rig_flip(on, 0);
+        finish_corrupt(on, REFIT_ON_HOST);
+        rig_offload(on);
+        rig_restore(on);
+        rig_check_bytes(on, true);
+    }
+}
+SCENE_AGAIN(states_leave_again_after_a_restore_that_was_refused, all_kept, .settings = verified,
+            .all_kept = true)
 
 /* Where the CPU cannot read the device, the device itself has to. */
 SCENE(a_digest_that_cannot_be_taken_is_told_as_what_it_is, .settings = verified)
