@@ -16,8 +16,8 @@
 #   install()   the function that installs VERSION; $pip and $python are the environment's
 # An environment is made once, and again when its environment.sh has changed.
 #
-#   REFIT_FRAMEWORKS   where the environments are kept (default: build-frameworks/ of the repository)
-#   REFIT_PYTHON       the Python that they are made with (default: python3.11)
+#   FRAMEWORKS_DIR     where the environments are kept (default: build-frameworks/ of the repository)
+#   FRAMEWORKS_PYTHON  the Python that they are made with (default: python3.11)
 #
 # Ends with the sum of all tests, "frameworks: N passed, N failed"; 0 if none failed.
 # shellcheck disable=SC2128,SC2178 # pip is an array in one function of setup.sh alone
@@ -26,9 +26,9 @@ set -uo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../../.ci/setup.sh"
 
 here=$root/tests/frameworks
-folder=$(realpath -m "${REFIT_FRAMEWORKS:-$root/build-frameworks}")
-interpreter=${REFIT_PYTHON:-python3.11}
-unset REFIT_FRAMEWORKS REFIT_PYTHON REFIT_LIBRARY PYTHONPATH
+folder=$(realpath -m "${FRAMEWORKS_DIR:-$root/build-frameworks}")
+interpreter=${FRAMEWORKS_PYTHON:-python3.11}
+unset REFIT_LIBRARY PYTHONPATH
 export OMP_NUM_THREADS=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 passed=0 failed=0
 summary=()
@@ -194,7 +194,7 @@ if [ "$listing" = yes ]; then
     exit
 fi
 
-command -v "$interpreter" >/dev/null || die "there is no $interpreter: REFIT_PYTHON names another one"
+command -v "$interpreter" >/dev/null || die "there is no $interpreter: FRAMEWORKS_PYTHON names another one"
 mkdir -p "$folder" || die "$folder cannot be made"
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
