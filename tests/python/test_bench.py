@@ -204,13 +204,18 @@ def test_every_way_reaches_every_worker() -> None:
 
 def test_all_ways_of_a_gpu_bring_the_states_back() -> None:
     result = gpu_offload.measure(TINY, rounds=4, device="cpu")
-    assert [row["way"] for row in result["ways"]] == [way.name for way in gpu_offload.WAYS]
+    saver = gpu_offload.MemorySaverWay.name
+    here = [way.name for way in gpu_offload.WAYS if way.name != saver]
+    assert [row["way"] for row in result["ways"]] == here
+    assert result["left_out"] == {saver: "it needs a GPU"}
     assert result["bytes"] == 8 * result["parameters"]
     for row in result["ways"]:
         assert row["cold_out_seconds"] > 0
         assert row["back_seconds_p95"] >= row["back_seconds_median"] > 0
         assert (row["over_refit"] == 1) == (row["way"] == gpu_offload.RefitWay.name)
-    assert "a step waits" in table.gpu_offload(result)
+    shown = table.gpu_offload(result)
+    assert "a step waits" in shown
+    assert f"{saver} is left out: it needs a GPU" in shown
 
 
 @pytest.mark.parametrize("returns", [0, 2], ids=["at once", "in a later round"])

@@ -9,11 +9,13 @@ On the CPU the ways work as well, which is for tests.
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol
 
 import torch
 
 from refit.bench.device_memory import free_bytes, is_gpu, synchronize
+from refit.bench.machine import NotInstalled
 from refit.bench.memory import MemoryNeed
 from refit.bench.series import Series, both
 from refit.bench.states import checksum, shapes
@@ -26,7 +28,7 @@ PASSES_RATE = 25e9
 """The passes take as long as the states at this many bytes a second: twice a link of 50 GB/s."""
 FEW = 20
 """Products that are timed to find out how many the passes are."""
-NEED = MemoryNeed("offload", 8 * 10, 1 << 30)
+NEED = MemoryNeed("offload", 8 * 11, 1 << 30)
 """On the host: a copy for each way, and PyTorch takes page-locked memory in powers of two."""
 
 Tensors = list[torch.Tensor]
@@ -36,8 +38,14 @@ class Way(Protocol):
     """It takes its memory in the first round, which is cold."""
 
     name: str
+
+    def __init__(self, optimizer: torch.optim.Optimizer, states: Tensors) -> None:
+        """NotInstalled."""
+
     is_slow: bool
     """It takes seconds: few rounds are enough."""
+    moved: Tensors
+    """What leaves and returns: the states, or copies of them in memory of its own."""
 
     def out(self) -> None:
         """The states leave; returns when they have, and their memory is given back."""
@@ -63,17 +71,22 @@ def measure(parameters: float, rounds: int, device: str) -> dict[str, Any]:
     passes = Passes(device, nbytes / PASSES_RATE)
     before = checksum(states)
     ways: list[tuple[Way, Figures]] = []
+    left_out: dict[str, str] = {}
     try:
         for make in WAYS:
-            ways.append((make(optimizer, states), Figures()))
+            try:
+                ways.append((make(optimizer, states), Figures()))
+            except NotInstalled as why:
+                left_out[make.name] = str(why)
+                continue
             _cold(*ways[-1], passes, device)
-            _check(states, before, ways[-1][0].name)
+            _check(ways[-1][0], before)
         for number in range(rounds):
             passes.alone.add(_timed(device, passes.run))
             for way, figures in ways:
                 if not (way.is_slow and number >= ROUNDS_OF_SLOW):
                     _round(way, figures, passes, device)
-                    _check(states, before, way.name)
+                    _check(way, before)
     finally:
         for way, _ in reversed(ways):
             way.close()
@@ -86,6 +99,7 @@ def measure(parameters: float, rounds: int, device: str) -> dict[str, Any]:
         "bytes": nbytes,
         "rounds": rounds,
         "passes_seconds_median": passes.alone.median,
+        "left_out": left_out,
         "ways": [figures.row(way.name, nbytes, ways[0][1], passes.alone) for way, figures in ways],
     }
 
@@ -106,9 +120,9 @@ def _optimizer(parameters: float, device: str) -> torch.optim.AdamW:
     return optimizer
 
 
-def _check(states: Tensors, before: list[int], name: str) -> None:
-    if checksum(states) != before:
-        raise RuntimeError(f"{name}: the states came back changed")
+def _check(way: Way, before: list[int]) -> None:
+    if checksum(way.moved) != before:
+        raise RuntimeError(f"{way.name}: the states came back changed")
 
 
 def _give_back(device: str) -> None:
@@ -217,6 +231,7 @@ class RefitWay:
 
     def __init__(self, optimizer: torch.optim.Optimizer, states: Tensors) -> None:
         self._controller = Controller(optimizer)
+        self.moved = states
         self.out = self._controller.offload
         self.begin_back = self._controller.restore
         self.end_back = self._controller.wait
@@ -234,7 +249,7 @@ class _TorchWay:
     gives_back = True
 
     def __init__(self, optimizer: torch.optim.Optimizer, states: Tensors) -> None:
-        self._states = states
+        self.moved = states
         self._device = str(states[0].device)
         self._sizes = [it.untyped_storage().nbytes() for it in states]
         self._saved: Tensors = []
@@ -242,7 +257,7 @@ class _TorchWay:
     def out(self) -> None:
         self._saved = self._copies()
         synchronize(self._device)
-        for it in self._states:
+        for it in self.moved:
             it.untyped_storage().resize_(0)
         if self.gives_back and is_gpu(self._device):
             torch.cuda.empty_cache()
@@ -252,7 +267,7 @@ class _TorchWay:
         raise NotImplementedError
 
     def begin_back(self) -> None:
-        for it, size, saved in zip(self._states, self._sizes, self._saved, strict=True):
+        for it, size, saved in zip(self.moved, self._sizes, self._saved, strict=True):
             it.untyped_storage().resize_(size)
             it.copy_(saved, non_blocking=True)
 
@@ -271,7 +286,7 @@ class PageableWay(_TorchWay):
 
     def _copies(self) -> Tensors:
         self._saved = []
-        return [it.to("cpu", copy=True) for it in self._states]
+        return [it.to("cpu", copy=True) for it in self.moved]
 
 
 class NonBlockingWay(_TorchWay):
@@ -281,7 +296,7 @@ class NonBlockingWay(_TorchWay):
 
     def _copies(self) -> Tensors:
         self._saved = []  # whose memory is taken again
-        return [it.to("cpu", non_blocking=True, copy=True) for it in self._states]
+        return [it.to("cpu", non_blocking=True, copy=True) for it in self.moved]
 
 
 class CoalescedWay(_TorchWay):
@@ -296,9 +311,9 @@ class CoalescedWay(_TorchWay):
             buffer = torch.empty(sum(places), dtype=torch.uint8, pin_memory=on_gpu)
             self._saved = [
                 part[: it.nbytes].view(it.dtype).view(it.shape)
-                for part, it in zip(torch.split(buffer, places), self._states, strict=True)
+                for part, it in zip(torch.split(buffer, places), self.moved, strict=True)
             ]
-        for saved, it in zip(self._saved, self._states, strict=True):
+        for saved, it in zip(self._saved, self.moved, strict=True):
             saved.copy_(it, non_blocking=True)
         return self._saved
 
@@ -317,6 +332,7 @@ class LargeWay:
     is_slow = False
 
     def __init__(self, optimizer: torch.optim.Optimizer, states: Tensors) -> None:
+        self.moved = states
         self._total = sum(it.untyped_storage().nbytes() for it in states)
         size = min(self._total, LARGE_BYTES)
         device = states[0].device
@@ -343,11 +359,48 @@ class LargeWay:
         del self._here, self._there
 
 
-WAYS: tuple[Callable[[torch.optim.Optimizer, Tensors], Way], ...] = (
+_TAG = "refit.bench"
+
+
+class MemorySaverWay:
+    """torch_memory_saver pauses and resumes the memory of copies of the states, which takes as much
+    of the GPU once more. Its ``hook_mode="torch"`` needs no preloaded library."""
+
+    name = "torch_memory_saver, with a copy on the host"
+    is_slow = True
+
+    def __init__(self, optimizer: torch.optim.Optimizer, states: Tensors) -> None:
+        if not is_gpu(str(states[0].device)):
+            raise NotInstalled("it needs a GPU")
+        try:
+            from torch_memory_saver import torch_memory_saver
+        except ImportError as why:
+            raise NotInstalled(f"pip install torch_memory_saver ({why})") from why
+        self._saver = torch_memory_saver
+        with suppress(AttributeError):  # one that is in use has its mode
+            self._saver.hook_mode = "torch"
+        with self._saver.region(_TAG, enable_cpu_backup=True):
+            self.moved = [it.clone() for it in states]
+
+    def out(self) -> None:
+        self._saver.pause(_TAG)
+
+    def begin_back(self) -> None:
+        self._saver.resume(_TAG)
+
+    def end_back(self) -> None:
+        """The memory has its bytes when it is resumed."""
+
+    def close(self) -> None:
+        self.moved = []
+
+
+WAYS: tuple[type[Way], ...] = (
     RefitWay,
     PageableWay,
     NonBlockingWay,
     CoalescedWay,
     KeptWay,
     LargeWay,
+    MemorySaverWay,
 )

@@ -9,8 +9,8 @@ from typing import Any
 
 from refit.bench.host_sweep import PLAIN
 
-COLOURS = ("#0072B2", "#56B4E9", "#D55E00")
-MARKS = ("o", "s", "^")
+COLOURS = ("#0072B2", "#56B4E9", "#D55E00", "#009E73")
+MARKS = ("o", "s", "^", "D")
 NUMBERS = ("host_fraction", "step_s_median", "step_s_p95", "peak_device_bytes")
 
 Row = dict[str, Any]

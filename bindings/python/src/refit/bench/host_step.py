@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from refit.bench.host_ways import WAYS, HostWay, Limit, NotInstalled, differing
+from refit.bench.host_ways import WAYS, HostWay, Limit, differing
+from refit.bench.machine import NotInstalled
 from refit.bench.memory import MemoryNeed
 from refit.bench.series import Series, ratio
 from refit.bench.states import shapes

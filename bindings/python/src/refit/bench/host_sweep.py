@@ -11,6 +11,7 @@ those of the states that are not on the host.
 """
 
 import gc
+import importlib.util
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ import torch
 from torch import nn
 
 from refit.bench.host_ways import OPTIONS, Hybrid
+from refit.bench.machine import NotInstalled
 from refit.bench.memory import MemoryNeed
 from refit.bench.series import Series, ratio
 from refit.bench.steps import MOMENTS
@@ -155,6 +157,42 @@ class Megatrons:
         self._hybrid.close()
 
 
+class Torchaos:
+    """torchao's ``CPUOffloadOptimizer``: all states on the host, whose gradients leave during the
+    backward pass, and an optimizer of its own for each parameter."""
+
+    def __init__(self, model: nn.Module, fraction: float) -> None:
+        from torchao.optim import CPUOffloadOptimizer
+
+        self._optimizer = CPUOffloadOptimizer(model.parameters(), torch.optim.AdamW, **OPTIONS)
+        self._host_bytes = sum(
+            len(MOMENTS) * it.nbytes
+            for it in model.parameters()
+            if it.numel() >= self._optimizer.minimal_size
+        )
+
+    def step(self) -> None:
+        self._optimizer.step()
+
+    def zero_grad(self) -> None:
+        self._optimizer.zero_grad()
+
+    @property
+    def host_bytes(self) -> int:
+        return self._host_bytes
+
+    def close(self) -> None:
+        del self._optimizer
+
+
+def refuse_torchao(device: torch.device) -> None:
+    """NotInstalled if ``Torchaos`` cannot be made."""
+    if device.type != "cuda":
+        raise NotInstalled("it needs a GPU")
+    if importlib.util.find_spec("torchao") is None:
+        raise NotInstalled("pip install torchao")
+
+
 def device_options(model: nn.Module) -> dict[str, Any]:
     """Of the optimizer that steps on the device: what is fastest there, and the loop on a CPU."""
     return {"fused": True} if next(model.parameters()).is_cuda else {"foreach": False}
@@ -166,6 +204,10 @@ class Kind:
 
     name: str
     make: Callable[[nn.Module, float], Stepper]
+    refuse: Callable[[torch.device], None] = lambda _: None
+    """NotInstalled if it is not on this machine."""
+    only_all: bool = False
+    """It takes all states to the host, no share of them."""
 
 
 PLAIN = "torch.optim.AdamW"
@@ -174,6 +216,7 @@ KINDS: tuple[Kind, ...] = (
     Kind(OVERLAPPED, Refit),
     Kind(ALONE, refit_alone),
     Kind("HybridDeviceOptimizer", Megatrons),
+    Kind("torchao, CPUOffloadOptimizer", Torchaos, refuse_torchao, only_all=True),
 )
 
 
@@ -207,7 +250,8 @@ def measure(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(7)
     begin = {name: it.clone() for name, it in Transformer(fits).state_dict().items()}
-    cases = list(_cases(fractions))
+    kinds, left_out = _installed(device)
+    cases = list(_cases(kinds, fractions))
     rounds = min(rounds, MOST_ROUNDS)
     _round([_plain()], begin, fits, device)  # takes what PyTorch takes once
     for _ in range(rounds):
@@ -221,6 +265,7 @@ def measure(
         "tokens": BATCH * LENGTH,
         "threads": torch.get_num_threads(),
         "rounds": rounds,
+        "left_out": left_out,
         "ways": [_row(it, cases) for it in cases],
     }
 
@@ -229,10 +274,23 @@ def _name_of(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
-def _cases(fractions: Sequence[float]) -> Iterator[Case]:
-    yield _plain()
+def _installed(device: torch.device) -> tuple[list[Kind], dict[str, str]]:
+    """The kinds that are on this machine, and why others are left out."""
+    kinds: list[Kind] = []
+    left_out: dict[str, str] = {}
     for kind in KINDS:
-        for share in fractions:
+        try:
+            kind.refuse(device)
+            kinds.append(kind)
+        except NotInstalled as why:
+            left_out[kind.name] = str(why)
+    return kinds, left_out
+
+
+def _cases(kinds: Sequence[Kind], fractions: Sequence[float]) -> Iterator[Case]:
+    yield _plain()
+    for kind in kinds:
+        for share in [1.0] if kind.only_all else fractions:
             yield Case(kind.name, share, kind.make)
 
 

@@ -13,15 +13,12 @@ from typing import Any, Protocol
 
 import torch
 
+from refit.bench.machine import NotInstalled
 from refit.bench.steps import MOMENTS, Model, Tensors
 from refit.controller import Controller
 from refit.step.schedule import CpuStep
 
 OPTIONS: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
-
-
-class NotInstalled(Exception):
-    """The sentence says what is missing."""
 
 
 class HostWay(Protocol):

@@ -9,6 +9,10 @@ from typing import Any
 RESET_PEAK = "5"  # what /proc/PID/clear_refs takes to begin a new peak
 
 
+class NotInstalled(Exception):
+    """A way to compare with is not on this machine. The sentence says what is missing."""
+
+
 def describe() -> dict[str, Any]:
     """Processor, cores, memory, and the torch that was run."""
     import torch

@@ -66,7 +66,14 @@ def gpu_offload(result: Result) -> str:
         "way", "out", "p95", "back", "p95", "first out", "a step waits", "time over refit's",
         "given back", "host memory",
     )  # fmt: skip
-    return head + table(heads, (_gpu_offload_row(row) for row in result["ways"]))
+    rows = table(heads, (_gpu_offload_row(row) for row in result["ways"]))
+    return head + rows + _left_out(result)
+
+
+def _left_out(result: Result) -> str:
+    """A line for each way that is not on this machine."""
+    lines = [f"{name} is left out: {why}\n" for name, why in result["left_out"].items()]
+    return "\n" + "".join(lines) if lines else ""
 
 
 def _gpu_offload_row(row: Result) -> list[str]:
@@ -215,7 +222,8 @@ def host_sweep(result: Result) -> str:
         "optimizer", "over no host memory", "backward and optimizer, over the longer", memory,
         "same bits",
     )  # fmt: skip
-    return head + table(heads, (_host_sweep_row(row) for row in result["ways"]))
+    rows = table(heads, (_host_sweep_row(row) for row in result["ways"]))
+    return head + rows + _left_out(result)
 
 
 def _host_sweep_row(row: Result) -> list[str]:
