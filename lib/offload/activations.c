@@ -707,13 +707,17 @@ static refit_status add(refit_activations *activations, refit_activation_group n
 }
 
 refit_status refit_activations_add(refit_activations *activations, refit_activation_group group,
-                                   const void *memory, uint64_t bytes, uint32_t *tensor,
-                                   refit_error *error)
+                                   void *const *memories, const uint64_t *bytes, uint32_t count,
+                                   uint32_t *tensors, refit_error *error)
 {
-    RFT_REFUSE_IF(tensor == NULL, error, REFIT_ERR_INVALID,
-                  "refit_activations_add needs a place for the tensor's number");
+    refit_status status = REFIT_OK;
+    RFT_REFUSE_IF(count > 0 && (memories == NULL || bytes == NULL || tensors == NULL), error,
+                  REFIT_ERR_INVALID,
+                  "refit_activations_add needs the tensors, and places for their numbers");
     RFT_TRY(enter(activations, error));
-    refit_status status = add(activations, group, memory, bytes, tensor, error);
+    for (uint32_t i = 0; i < count && status == REFIT_OK; i++) {
+        status = add(activations, group, memories[i], bytes[i], &tensors[i], error);
+    }
     rft_unlock(&activations->lock);
     return status;
 }

@@ -115,8 +115,8 @@ void layer_add(scene *on, layer *of)
     assert_ok(refit_activations_begin(on->activations, &of->group, &on->error));
     for (uint32_t i = 0; i < of->count; i++) {
         layer_tensor *tensor = &of->tensors[i];
-        assert_ok(refit_activations_add(on->activations, of->group, tensor->memory, tensor->bytes,
-                                        &tensor->place, &on->error));
+        assert_ok(refit_activations_add(on->activations, of->group, &tensor->memory, &tensor->bytes,
+                                        1, &tensor->place, &on->error));
         if (tensor->place != REFIT_ACTIVATION_STAYS) assert_int_equal(tensor->place, place++);
     }
 }

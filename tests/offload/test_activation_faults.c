@@ -52,8 +52,8 @@ static uint32_t leave_stubbornly(scene *on, layer *of, refit_stream_ref stream)
     for (uint32_t i = 0; i < of->count; i++) {
         layer_tensor *tensor = &of->tensors[i];
         UNTIL_OK(on, failures,
-                 refit_activations_add(on->activations, of->group, tensor->memory, tensor->bytes,
-                                       &tensor->place, &on->error));
+                 refit_activations_add(on->activations, of->group, &tensor->memory, &tensor->bytes,
+                                       1, &tensor->place, &on->error));
         assert_int_equal(tensor->place, i);
     }
     UNTIL_OK(on, failures, commit(on, of, stream));
@@ -146,8 +146,8 @@ static refit_status try_to_leave(scene *on, layer *of)
     RFT_TRY(refit_activations_begin(on->activations, &of->group, &on->error));
     for (uint32_t i = 0; i < of->count; i++) {
         uint32_t place;
-        RFT_TRY(refit_activations_add(on->activations, of->group, of->tensors[i].memory,
-                                      of->tensors[i].bytes, &place, &on->error));
+        RFT_TRY(refit_activations_add(on->activations, of->group, &of->tensors[i].memory,
+                                      &of->tensors[i].bytes, 1, &place, &on->error));
     }
     return commit(on, of, on->stream);
 }

@@ -165,7 +165,8 @@ SCENE(some_tensors_return_before_others, .host_bytes = "2MiB")
 static refit_status add(scene *on, const layer *of, void *memory, uint64_t bytes)
 {
     uint32_t place;
-    return refit_activations_add(on->activations, of->group, memory, bytes, &place, &on->error);
+    return refit_activations_add(on->activations, of->group, &memory, &bytes, 1, &place,
+                                 &on->error);
 }
 
 SCENE(numbers_of_no_group_are_not_found, 0)
@@ -233,7 +234,21 @@ SCENE(arguments_that_cannot_be_are_refused, 0)
     assert_invalid(add(on, &of, memory, 0));
     assert_invalid(add(on, &of, NULL, 1));
     assert_invalid(add(on, &of, memory, UINT64_MAX));
-    assert_invalid(refit_activations_add(on->activations, of.group, memory, 1, NULL, &on->error));
+    uint64_t one = 1;
+    void *both[] = {memory, NULL};
+    uint64_t sizes[] = {1, 1};
+    uint32_t places[] = {7, 7};
+    assert_invalid(
+        refit_activations_add(on->activations, of.group, both, sizes, 1, NULL, &on->error));
+    assert_invalid(
+        refit_activations_add(on->activations, of.group, both, NULL, 1, places, &on->error));
+    assert_invalid(
+        refit_activations_add(on->activations, of.group, NULL, &one, 1, places, &on->error));
+    assert_ok(refit_activations_add(on->activations, of.group, NULL, NULL, 0, NULL, &on->error));
+    assert_invalid(
+        refit_activations_add(on->activations, of.group, both, sizes, 2, places, &on->error));
+    assert_int_equal(places[0], 0); /* it was added before the one that is none */
+    assert_int_equal(places[1], 7);
     /* To the host device the memory of the process is its own. */
     if (test_on_cuda()) assert_invalid(add(on, &of, here, sizeof here));
     assert_ok(release(on, &of, on->stream));

@@ -346,9 +346,9 @@ def test_parameters_buffers_tables_and_batches_stay(monkeypatch: pytest.MonkeyPa
     left: list[int] = []
     add = Arena.add
 
-    def noted(self: Any, group: int, memory: int, nbytes: int) -> Any:
-        left.append(memory)
-        return add(self, group, memory, nbytes)
+    def noted(self: Any, group: int, memories: list[int], nbytes: list[int]) -> Any:
+        left.extend(memories)
+        return add(self, group, memories, nbytes)
 
     monkeypatch.setattr(Arena, "add", noted)
     with offloaded(run) as (_, block):

@@ -12,7 +12,7 @@
  * below the top; those are used where the top has no room, and the statistics count them.
  *
  *     refit_activations_begin(activations, &group, &error);              forward, layer by layer
- *     refit_activations_add(activations, group, memory, bytes, &tensor, &error);      each tensor
+ *     refit_activations_add(activations, group, memories, bytes, count, tensors, &error);
  *     refit_activations_commit(activations, group, stream, &error);      copies out begin
  *     …                                                                  the next layer computes
  *     refit_activations_join(activations, group, stream, &error);        then free the memory
@@ -95,10 +95,11 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_activations_begin(refit_activation
                                                                 refit_error *error);
 
 /*
- * Adds a tensor to an OPEN group: `bytes` (> 0) of device memory, borrowed until a join or a
- * release after the commit. `tensor` is its place in the group, 0, 1, 2 …, or
- * REFIT_ACTIVATION_STAYS where the arena has no room for it: no error, since all others go on.
- * Does not block. One memory that is added twice leaves twice.
+ * Adds `count` tensors to an OPEN group: `bytes` (> 0) of device memory each, borrowed until a join
+ * or a release after the commit. `tensors` are their places in the group, 0, 1, 2 … in the order in
+ * which they are added, or REFIT_ACTIVATION_STAYS for one that the arena has no room for: no error,
+ * since all others go on. Does not block. One memory that is added twice leaves twice. Tensors
+ * before one that fails stay added.
  *
  * Errors:
  * - REFIT_ERR_STATE: the group is not OPEN
@@ -106,10 +107,9 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_activations_begin(refit_activation
  * - REFIT_ERR_INVALID: no memory of this device
  * - REFIT_ERR_HOST_MEMORY: for bookkeeping
  */
-REFIT_API REFIT_MUST_CHECK refit_status refit_activations_add(refit_activations *activations,
-                                                              refit_activation_group group,
-                                                              const void *memory, uint64_t bytes,
-                                                              uint32_t *tensor, refit_error *error);
+REFIT_API REFIT_MUST_CHECK refit_status refit_activations_add(
+    refit_activations *activations, refit_activation_group group, void *const *memories,
+    const uint64_t *bytes, uint32_t count, uint32_t *tensors, refit_error *error);
 
 /*
  * Starts the copies out, after what `stream` has queued. Until a join of the group the memory must

@@ -1358,8 +1358,9 @@ PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
     "refit_activations_add": (c_int, [
         c_void_p,
         c_uint64,
-        c_void_p,
-        c_uint64,
+        POINTER(c_void_p),
+        POINTER(c_uint64),
+        c_uint32,
         POINTER(c_uint32),
         POINTER(refit_error),
     ]),

@@ -44,12 +44,21 @@ class Arena(Handle):
         call(lib.refit_activations_begin, self._live, ctypes.byref(group))
         return group.value
 
-    def add(self, group: int, memory: int, nbytes: int) -> int | None:
-        """Adds a tensor to a group that was begun. Gives its place in the group; None: there is no
-        room for it."""
-        place = ctypes.c_uint32()
-        call(lib.refit_activations_add, self._live, group, memory, nbytes, ctypes.byref(place))
-        return None if place.value == abi.REFIT_ACTIVATION_STAYS else place.value
+    def add(self, group: int, memories: Sequence[int], nbytes: Sequence[int]) -> list[int | None]:
+        """Adds tensors to a group that was begun. Gives their places in the group; None: there is
+        no room for that one."""
+        count = len(memories)
+        places = (ctypes.c_uint32 * count)()
+        call(
+            lib.refit_activations_add,
+            self._live,
+            group,
+            (ctypes.c_void_p * count)(*memories),
+            (ctypes.c_uint64 * count)(*nbytes),
+            count,
+            places,
+        )
+        return [None if it == abi.REFIT_ACTIVATION_STAYS else it for it in places]
 
     def commit(self, group: int, stream: int) -> None:
         """Starts the copies out, after what ``stream`` has queued. CopyError and others: none is

@@ -242,8 +242,12 @@ class Groups:
             self._release(group)
 
     def _add(self, group: Group, chosen: Sequence[Storage]) -> None:
-        for storage in chosen:
-            place = self.arena.add(group.arena_number, storage.memory.data_ptr(), storage.nbytes)
+        places = self.arena.add(
+            group.arena_number,
+            [storage.memory.data_ptr() for storage in chosen],
+            [storage.nbytes for storage in chosen],
+        )
+        for storage, place in zip(chosen, places, strict=True):
             if place is not None:
                 storage.arena_place = place
                 storage.group = storage.return_group = group
