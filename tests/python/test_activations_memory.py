@@ -27,6 +27,7 @@ from activation_scenes import (
     used_bytes,
 )
 from refit.activations.arena import Arena
+from refit.activations.groups import Groups, LayerTime, Measure, Plan
 from refit.bench.device_memory import DeviceMemory
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -38,6 +39,9 @@ WIDE = 32
 ROWS = 2048
 EACH = ROWS * WIDE * 4
 """Bytes of each tensor that a layer of ``Deep`` saves."""
+
+
+is_still = Arena.is_still
 
 
 @pytest.fixture
@@ -469,6 +473,132 @@ def test_groups_requested_while_leaving_are_forgotten(
         assert known[2] < known[1] + 20
         monkeypatch.undo()
         assert figures(activations)["activation_groups"] == 0
+
+
+def test_the_second_forward_pass_that_measures_runs_as_those_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits: list[int] = []
+    wait = Arena.wait
+
+    def waited(self: Arena, group: int, timeout_ms: int) -> None:
+        waits.append(group)
+        wait(self, group, timeout_ms)
+
+    monkeypatch.setattr(Arena, "is_still", is_still)
+    monkeypatch.setattr(Arena, "wait", waited)
+    model, x = deep(), given()
+    with offloaded(model, host_bytes="8MiB", aim="overlap") as (_, block):
+        for expected in (LAYERS - 1, 0):
+            waits.clear()
+            with block():
+                loss = model(x)
+            assert len(waits) == expected
+            loss.backward()
+
+
+def measured(
+    copy_s: float, *layers: float, saved: int = 1000, left: int = 1000, submitted_s: float = 0.0
+) -> list[Measure]:
+    return [Measure(saved, left, submitted_s, layer_s, copy_s) for layer_s in layers]
+
+
+def planned(first: list[Measure], second: list[Measure]) -> list[float]:
+    """The shares that leave after two passes that have found this."""
+    plan = Plan(in_flight=1, for_memory=False)
+    plan.end_pass(first)
+    assert plan.measures
+    assert not plan.measures_copies
+    plan.end_pass(second)
+    assert not plan.measures
+    return [plan.share(order) for order in range(len(second))]
+
+
+NOTHING = {"saved": 0, "left": 0}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "shares"),
+    [
+        # The shorter time of a layer counts, of the CPU and of the device.
+        (measured(2.0, 4, 4), measured(0, 1, 1), [0.5, 1]),
+        (measured(2.0, 1, 1), measured(0, 4, 4), [0.5, 1]),
+        (measured(2.0, 4, 4, submitted_s=1), measured(0, 0.5, 0.5, submitted_s=9), [0.5, 1]),
+        # Twice the batch: twice the time, and twice the bytes.
+        (measured(2.0, 4, 4), measured(0, 2, 2, saved=2000, left=2000), [0.5, 1]),
+        # Less leaves of the same batch, since others hold it: the copies take less time.
+        (measured(2.0, 4, 4), measured(0, 1, 1, left=500), [1, 1]),
+        # A layer that saves nothing has a time, too.
+        (
+            [*measured(4.0, 9), *measured(0, 9, **NOTHING), *measured(4.0, 9)],
+            [*measured(0, 1), *measured(0, 1, **NOTHING), *measured(0, 1)],
+            [0.25, 1, 1],
+        ),
+        # What left for the first time in the second pass takes as long as other bytes.
+        (
+            [*measured(2.0, 1), *measured(0, 1, 1, left=0)],
+            measured(0, 1, 1, 1),
+            [0.5, 0.5, 1],
+        ),
+        # The second pass has more layers.
+        (measured(2.0, 1), measured(0, 1, 1, 1), [0.5, 0.5, 1]),
+    ],
+)
+def test_as_much_leaves_as_the_layers_have_time_for(
+    first: list[Measure], second: list[Measure], shares: list[float]
+) -> None:
+    assert planned(first, second) == shares
+
+
+def test_a_gpu_tells_the_time_of_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a stand-in for its events: one that was not waited for has no time yet."""
+    clock = iter([10.0, 13.5])
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+            self.is_over = False
+
+        def record(self, stream: object) -> None:
+            assert stream == "a stream of cuda:1"
+            self.at_ms = next(clock)
+
+        def synchronize(self) -> None:
+            self.is_over = True
+
+        def elapsed_time(self, end: "Event") -> float:
+            assert self.is_over
+            assert end.is_over
+            return end.at_ms - self.at_ms
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"a stream of {device}")
+    layer = LayerTime(torch.device("cuda:1"))
+    layer.end()
+    assert layer.submitted_s > 0
+    assert layer.computed_s == 0.0035
+
+
+def test_a_backward_pass_acts_on_what_has_ended_once_a_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[None] = []
+    tidy = Groups.tidy
+
+    def counted(self: Groups) -> None:
+        calls.append(None)
+        tidy(self)
+
+    many = [nn.Tanh() for _ in range(50)]
+    model = deep(4)
+    model.layers = nn.ModuleList(nn.Sequential(layer, *many) for layer in model.layers)
+    with offloaded(model, host_bytes="64MiB") as (activations, block):
+        with block():
+            loss = model(given())
+        monkeypatch.setattr(Groups, "tidy", counted)
+        loss.backward()
+        assert left_bytes(activations) >= 3 * 50 * EACH
+    assert len(calls) <= 2 * 4
 
 
 def test_a_graph_that_is_kept_does_not_keep_what_has_returned() -> None:

@@ -7,7 +7,8 @@ bytes are in the arena from its copies out until nothing needs them.
 What is still needed is known by reference counts:
 
 - ``Storage`` lives as long as autograd holds a view of it. Its end is only noted, since it may come
-  at any point of any thread; calls that hold the lock act on it (``Groups.tidy``).
+  at any point of any thread. The next call in a forward pass acts on it, or the next request for
+  another group in a backward pass (``Groups.tidy``).
 - The memory of a storage on the device is freed by dropping our reference to it. If anyone else
   references a storage, dropping ours frees nothing: it stays. One that is still referenced when the
   forward pass ends does not leave the next time.
@@ -23,6 +24,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Final
 
 import torch
@@ -117,9 +119,10 @@ class Forward:
         "held_by_others",
         "is_alone",
         "is_over",
-        "layer_began",
         "layer_storages",
         "layer_streams",
+        "layer_time",
+        "measured",
         "order",
         "passed_over",
         "saved_bytes",
@@ -154,8 +157,11 @@ class Forward:
         self.is_over = False
         self.is_alone = is_alone
         """Nothing of other forward passes was away when it began."""
-        self.layer_began = 0.0
-        """When, where the forward pass is measured."""
+        self.layer_time: LayerTime | None = None
+        """That of the layer that runs, where the forward pass is measured."""
+        self.measured: list[tuple[int, int, LayerTime, float]] = []
+        """Of each layer that has ended: the bytes that it saved, those chosen to leave, its time,
+        and that of its copies, or 0."""
         self.saved_bytes = 0
         self.freed_bytes = 0
         self.stayed_bytes = 0
@@ -377,13 +383,13 @@ class Groups:
     def restore(self, saved: Saved, storage: Storage) -> Any:
         """The device memory of a storage that leaves, is away or has returned. The first storage
         that is asked for brings its group, and starts the groups before it."""
-        self.tidy()
         group = storage.return_group
         if not storage.group.is_away:
             with interrupts_held():
                 self._cancel(storage.group)
             return storage.memory
         if storage.memory is None or group.fetching_from:
+            self.tidy()
             with interrupts_held():
                 if storage.memory is None:
                     self._fetch(group)
@@ -571,51 +577,120 @@ def _with_name(why: RefitError, group: Group) -> RefitError:
     return type(why)(text, why.status, why.subsystem)
 
 
+class LayerTime:
+    """How long a layer takes, in a forward pass that is measured. On one thread.
+
+    ``submitted_s``: until the CPU had submitted its work. The layer may have waited for the device
+    in between. ``computed_s``: the time of its work on the device, without what the device waited
+    for before the layer.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._begin = self._end = self._mark()
+        self._began = time.perf_counter()
+        self.submitted_s = 0.0
+
+    def _mark(self) -> Any:
+        """An event on the current stream."""
+        if self._device.type != "cuda":
+            return None
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def end(self) -> None:
+        """The layer has ended, as far as the CPU knows."""
+        self.submitted_s = time.perf_counter() - self._began
+        self._end = self._mark()
+
+    @property
+    def computed_s(self) -> float:
+        """Waits until the device has come to its end."""
+        if self._device.type != "cuda":
+            return self.submitted_s
+        self._begin.synchronize()
+        self._end.synchronize()
+        elapsed_ms: float = self._begin.elapsed_time(self._end)
+        return elapsed_ms / 1000
+
+
 @dataclass(slots=True)
-class _Measure:
-    nbytes: int
-    forward_s: float
+class Measure:
+    """A group in a forward pass: bytes that its layer saved, those of them that leave, times."""
+
+    saved_bytes: int
+    left_bytes: int
+    submitted_s: float
+    computed_s: float
     copy_s: float
+
+    @property
+    def forward_s(self) -> float:
+        """Of its layer: the slower of CPU and device sets the pace."""
+        return max(self.submitted_s, self.computed_s)
+
+    def shorten_to(self, before: "Measure") -> None:
+        """Takes the times of an earlier pass where those are shorter, for as many saved bytes."""
+        both = before.saved_bytes > 0 and self.saved_bytes > 0
+        scale = self.saved_bytes / before.saved_bytes if both else 1.0
+        self.submitted_s = min(self.submitted_s, before.submitted_s * scale)
+        self.computed_s = min(self.computed_s, before.computed_s * scale)
 
 
 class Plan:
     """How much of each group of a model's forward pass leaves, so that no copy delays the compute.
     Groups are known by their order in the forward pass.
 
-    The first two forward passes measure each group: its bytes, how long its forward pass took, and
-    how long its copy. The shorter of two times counts, since a first pass also compiles and
-    allocates. From then on copies are followed through one queue: those of a group begin when its
-    forward pass ends and the copies before it have left, and have to end within the ``in_flight``
-    groups after it, for then its memory is freed. A group leaves by the share of its bytes for
-    which there is time. Shares, not bytes: batches of other lengths compute as much longer as they
-    copy.
+    The first two forward passes measure. In the first one each group's copies end before the next
+    layer begins, which shows how long they take. The second one waits for copies as later passes
+    do, and shows how long a layer takes: a device that waits for the CPU after every layer seems
+    slower than it is. Of each of a layer's two times the shorter one counts, for the first pass
+    also compiles and allocates, and in the second the CPU may wait for copies within a layer.
+
+    From then on copies are followed through one queue: those of a group begin when its forward pass
+    ends and the copies before it have left, and have to end within the ``in_flight`` groups after
+    it, for then its memory is freed. A group leaves by the share of its bytes for which there is
+    time. Shares, not bytes: batches of other lengths compute as much longer as they copy.
     """
 
     def __init__(self, in_flight: int, for_memory: bool) -> None:
         self._in_flight = in_flight
         self._for_memory = for_memory
         self._passes = 0
-        self._measured: dict[int, _Measure] = {}
+        self._measured: list[Measure] = []
         self._shares: dict[int, float] = {}
 
     @property
     def measures(self) -> bool:
-        """Whether the next forward pass measures: copies end before the next group begins."""
+        """Whether the next forward pass measures."""
         return not self._for_memory and self._passes < _MEASURED_PASSES
 
-    def note(self, order: int, nbytes: int, forward_s: float, copy_s: float) -> None:
-        """What a group took in a forward pass that measures."""
-        before = self._measured.get(order)
-        if before is not None and before.nbytes == nbytes:
-            forward_s = min(forward_s, before.forward_s)
-            copy_s = min(copy_s, before.copy_s)
-        self._measured[order] = _Measure(nbytes, forward_s, copy_s)
+    @property
+    def measures_copies(self) -> bool:
+        """Whether in the next forward pass copies end before the next layer begins."""
+        return self.measures and self._passes == 0
 
-    def end_pass(self) -> None:
-        """A forward pass that measures has ended; after the last one the shares are known."""
+    def end_pass(self, measured: Sequence[Measure]) -> None:
+        """A forward pass that measures has ended, with these groups; after the last such pass the
+        shares are known. ``copy_s`` counts in the first one alone."""
+        if self._passes > 0:
+            a_byte_s = self._copy_s_of_a_byte()
+            for one in measured:
+                one.copy_s = one.left_bytes * a_byte_s
+            for one, before in zip(measured, self._measured, strict=False):
+                one.shorten_to(before)
+                if before.left_bytes > 0:
+                    one.copy_s = before.copy_s * one.left_bytes / before.left_bytes
+        self._measured[: len(measured)] = measured
         self._passes += 1
-        if not self.measures and not self._for_memory:
+        if not self.measures:
             self._shares = self._divide()
+
+    def _copy_s_of_a_byte(self) -> float:
+        """For groups of which nothing has left in the first pass."""
+        nbytes = sum(one.left_bytes for one in self._measured)
+        return sum(one.copy_s for one in self._measured) / nbytes if nbytes else 0.0
 
     def share(self, order: int) -> float:
         """The share of a group's bytes that leaves. 1 for a group that was not measured."""
@@ -625,7 +700,7 @@ class Plan:
     def is_empty(self) -> bool:
         """Whether no group leaves, because each copy would delay the compute."""
         return bool(self._shares) and not any(
-            share for order, share in self._shares.items() if self._measured[order].nbytes
+            share for order, share in self._shares.items() if self._measured[order].left_bytes
         )
 
     def forget(self) -> None:
@@ -635,18 +710,12 @@ class Plan:
         self._shares.clear()
 
     def _divide(self) -> dict[int, float]:
-        orders = sorted(self._measured)
-        ends: list[float] = []
-        now = 0.0
-        for order in orders:
-            now += self._measured[order].forward_s
-            ends.append(now)
+        ends = list(accumulate(one.forward_s for one in self._measured))
         shares: dict[int, float] = {}
         free_at = 0.0
-        for index, order in enumerate(orders):
-            one = self._measured[order]
-            begins = max(ends[index], free_at)
-            last = index + self._in_flight
+        for order, one in enumerate(self._measured):
+            begins = max(ends[order], free_at)
+            last = order + self._in_flight
             # After the last groups no forward pass waits for memory.
             time_left = ends[last] - begins if last < len(ends) else one.copy_s
             share = 1.0 if one.copy_s <= max(time_left, 0.0) else max(time_left, 0.0) / one.copy_s

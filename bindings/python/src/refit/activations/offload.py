@@ -33,8 +33,9 @@ The life of one activation, with the function that takes each step (``Groups`` i
    (``Arena.fetch``), and the current stream waits for them (``Arena.join``). Then the copies of
    the groups before it start.
 6. ``Saved.rebuilt`` makes the tensor, over the memory that now has its bytes.
-7. Autograd drops the last ``Saved`` of the storage, and the next call here notices it
-   (``Groups.tidy``). A group of which nothing is needed gives its room back (``Arena.release``).
+7. Autograd drops the last ``Saved`` of the storage. The next call in a forward pass notices it, or
+   the next request for another group in a backward pass (``Groups.tidy``). A group of which nothing
+   is needed gives its room back (``Arena.release``).
 
 lib/ACTIVATION.md goes on into C.
 """
@@ -42,7 +43,6 @@ lib/ACTIVATION.md goes on into C.
 import os
 import sys
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -57,7 +57,7 @@ from refit._c.library import lib
 from refit._c.stats import PREFIX, gather, numbered
 from refit._c.waiting import interrupts_held
 from refit.activations.arena import Arena
-from refit.activations.groups import Forward, Groups, Plan, alive
+from refit.activations.groups import Forward, Groups, LayerTime, Measure, Plan, alive
 from refit.activations.saved_tensors import (
     Kept,
     Saved,
@@ -242,7 +242,7 @@ class ActivationOffload(Closing):
         saving = torch.autograd.graph.saved_tensors_hooks(save, load)
         forward = Forward(saving, is_alone)
         if self._plan.measures:
-            forward.layer_began = self._now()
+            forward.layer_time = LayerTime(self._device)
         saving.__enter__()
         self._forward = forward
 
@@ -417,8 +417,10 @@ class ActivationOffload(Closing):
             self._note_streams(forward)
             found, forward.layer_storages = forward.layer_storages, []
             order, forward.order = forward.order, forward.order + 1
-            measures = self._plan.measures
-            forward_s = self._now() - forward.layer_began if measures else 0.0
+            if forward.layer_time is not None:
+                forward.layer_time.end()
+                if self._plan.measures_copies:
+                    self._wait_for_device()
             # Before this group leaves: what it saved is still held by those who called the layer.
             self._groups.free_memory(self._in_flight - 1)
             self._groups.free_held(forward)
@@ -428,11 +430,14 @@ class ActivationOffload(Closing):
                 chosen = self._groups.choose(forward, group, found)
                 self._groups.leave(group, chosen, forward.layer_streams)
             forward.layer_streams = {}
-            nbytes = sum(one.nbytes for one in chosen)
-            forward.stayed_bytes += sum(one.nbytes for one in found) - nbytes
-            if measures:
-                self._plan.note(order, nbytes, forward_s, self._groups.time_copies(group))
-                forward.layer_began = self._now()
+            saved_bytes = sum(one.nbytes for one in found)
+            left_bytes = sum(one.nbytes for one in chosen)
+            forward.stayed_bytes += saved_bytes - left_bytes
+            if forward.layer_time is not None:
+                waits = self._plan.measures_copies
+                copy_s = self._groups.time_copies(group) if waits else 0.0
+                forward.measured.append((saved_bytes, left_bytes, forward.layer_time, copy_s))
+                forward.layer_time = LayerTime(self._device)
 
     def _note_streams(self, forward: Forward) -> None:
         """The streams of a layer that has ended, before memory of those before it is let go."""
@@ -442,6 +447,7 @@ class ActivationOffload(Closing):
         """A block has ended; ``whole``: not by an exception. Its groups hold ``forward`` as long as
         they are there, so it holds no storage from here on."""
         forward.layer_storages.clear()
+        measured, forward.measured = forward.measured, []
         with self._groups.lock, interrupts_held():
             self._groups.tidy()
             self._note_streams(forward)
@@ -461,8 +467,13 @@ class ActivationOffload(Closing):
             self._lengths.append(forward.order)
             self._last = (forward.saved_bytes, forward.freed_bytes, forward.stayed_bytes)
             self._groups.layers_awaited = forward.order
-            if self._plan.measures:
-                self._plan.end_pass()
+            if forward.layer_time is not None:
+                self._plan.end_pass(
+                    [
+                        Measure(saved_bytes, left_bytes, it.submitted_s, it.computed_s, copy_s)
+                        for saved_bytes, left_bytes, it, copy_s in measured
+                    ]
+                )
             self._turn_off_if_useless(forward)
 
     def _turn_off_if_useless(self, forward: Forward) -> None:
@@ -512,11 +523,10 @@ class ActivationOffload(Closing):
 
     # ---- small things ----------------------------------------------------------------------------
 
-    def _now(self) -> float:
-        """The time, once the device has done what was queued."""
+    def _wait_for_device(self) -> None:
+        """Until it has done what was queued."""
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
-        return time.perf_counter()
 
     def _open(self) -> None:
         if self._arena.closed:
