@@ -239,16 +239,21 @@ SCHEDULE(a_plan_is_made_anew_for_other_addresses)
     free(elsewhere);
 }
 
-SCHEDULE(a_plan_of_some_regions_is_made_anew)
+static void assert_way_back_is_made_anew(void)
 {
-    open_schedule_without_zeroes();
-    place_all(REFIT_ON_DEVICE);
-    on.table.items[REGIONS - 1].place = REFIT_ON_HOST;
     assert_ok(plan(true));
     move(true);
     on.schedule.pieces[0].to = NULL;
     assert_ok(plan(false));
     assert_non_null(on.schedule.pieces[0].to);
+}
+
+SCHEDULE(a_plan_of_some_regions_is_made_anew)
+{
+    open_schedule_without_zeroes();
+    place_all(REFIT_ON_DEVICE);
+    on.table.items[REGIONS - 1].place = REFIT_ON_HOST;
+    assert_way_back_is_made_anew();
 }
 
 SCHEDULE(a_plan_is_not_reversed_for_its_own_direction)
@@ -265,11 +270,7 @@ SCHEDULE(a_plan_with_zeroes_is_made_anew)
 {
     open_schedule();
     place_all(REFIT_ON_DEVICE);
-    assert_ok(plan(true));
-    move(true);
-    on.schedule.pieces[0].to = NULL;
-    assert_ok(plan(false));
-    assert_non_null(on.schedule.pieces[0].to);
+    assert_way_back_is_made_anew();
 }
 
 SCHEDULE(a_rate_limit_bounds_the_bytes_of_a_batch)

@@ -157,25 +157,18 @@ class Megatrons:
         self._hybrid.close()
 
 
-class Torchaos:
+class Torchaos(Plain):
     """torchao's ``CPUOffloadOptimizer``: all states on the host, whose gradients leave during the
     backward pass, and an optimizer of its own for each parameter."""
 
     def __init__(self, model: nn.Module, fraction: float) -> None:
         from torchao.optim import CPUOffloadOptimizer
 
-        self._optimizer = CPUOffloadOptimizer(model.parameters(), torch.optim.AdamW, **OPTIONS)
+        made: Any = CPUOffloadOptimizer(model.parameters(), torch.optim.AdamW, **OPTIONS)
+        self._optimizer = made
         self._host_bytes = sum(
-            len(MOMENTS) * it.nbytes
-            for it in model.parameters()
-            if it.numel() >= self._optimizer.minimal_size
+            len(MOMENTS) * it.nbytes for it in model.parameters() if it.numel() >= made.minimal_size
         )
-
-    def step(self) -> None:
-        self._optimizer.step()
-
-    def zero_grad(self) -> None:
-        self._optimizer.zero_grad()
 
     @property
     def host_bytes(self) -> int:
