@@ -6,14 +6,17 @@ resumes."""
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import ranks
 import shard_scenes
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 import training
 from refit.states.offloaded_tensor import OffloadedTensor, kind_of
 from schedules import BOTH, CYCLE, SHARE, WINDOWS, Layers, Schedule, lives_on_host, stepped_by_cpu
+from shard_scenes import ALL, count_left
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
@@ -132,7 +135,7 @@ def the_only_rank(tmp_path: Path) -> Any:
 
 @pytest.mark.usefixtures("the_only_rank")
 def test_fsdp2_lets_windows_come_in_during_the_backward_pass() -> None:
-    alone, moved = (shard_scenes.Sharded("fsdp2", width=shard_scenes.WIDTH) for _ in range(2))
+    alone, moved = (shard_scenes.Sharded("fsdp2", shard_scenes.WIDTH) for _ in range(2))
     with WINDOWS.open(moved.optimizer, moved.model) as controller:
         for number in range(4):
             alone.gradients(), moved.gradients()
@@ -141,6 +144,168 @@ def test_fsdp2_lets_windows_come_in_during_the_backward_pass() -> None:
             moved.optimizer.state_dict()
             assert controller.stats()["refit/window_bytes"] == 0
             assert all(map(torch.equal, alone.shards(), moved.shards()))
+
+
+@pytest.mark.usefixtures("the_only_rank")
+@pytest.mark.parametrize("of", [shard_scenes.Sharded, shard_scenes.Clipped])
+def test_fsdp2_lets_gradients_leave_during_the_backward_pass(of: Any) -> None:
+    alone, moved = (of("fsdp2", shard_scenes.WIDTH) for _ in range(2))
+    with ALL.open(moved.optimizer, moved.model):
+        for number in range(4):
+            alone.gradients(), moved.gradients()
+            assert count_left(moved) == (3 if number else 0)
+            alone.finish(), moved.finish()
+            assert shard_scenes.same(alone, moved)
+
+
+def keep_each(keep: Any) -> Any:
+    """Keeps something of each gradient when it is made, before it can leave."""
+
+    def prepare(run: Any, held: list[Any]) -> None:
+        for one in run.parameters():
+            one.register_post_accumulate_grad_hook(
+                lambda one: held.append(keep(shard_scenes.local(one.grad)))
+            )
+
+    return prepare
+
+
+def keep_reduced(run: Any, held: list[Any]) -> None:
+    """Keeps what each reduction has made, of which gradients are views."""
+    for one in (run.model[0], run.model):
+        one.set_all_reduce_hook(held.append)
+
+
+def keep_wrappers(run: Any, held: list[Any]) -> None:
+    """Makes other DTensors of the tensors in the gradients."""
+    held += [one.grad.redistribute(placements=one.grad.placements) for one in run.parameters()]
+
+
+@torch.no_grad()
+def halve(held: list[Any]) -> None:
+    while held:
+        one = held.pop()
+        inner = one if isinstance(one, DTensor | numpy.ndarray) else one.numpy()
+        inner *= 0.5
+
+
+HOLDERS: dict[str, tuple[Any, Any, int]] = {
+    "a tensor": (keep_each(lambda t: t.data), None, 0),
+    "an array": (keep_each(lambda t: t.numpy()), None, 0),
+    "all of it": (keep_reduced, None, 3),
+    "a wrapper": (None, keep_wrappers, 3),
+}
+"""What has the memory of gradients, too; and how many may leave nevertheless."""
+
+
+@pytest.mark.usefixtures("the_only_rank")
+@pytest.mark.parametrize("how", HOLDERS)
+def test_a_change_of_a_shard_by_its_memory_is_found(how: str) -> None:
+    """Though what has made it is gone by the step."""
+    before, between, count = HOLDERS[how]
+    runs = alone, moved = [shard_scenes.Sharded("fsdp2", shard_scenes.WIDTH) for _ in range(2)]
+    held: list[Any] = []
+    for run in runs if before else []:
+        before(run, held)
+    with ALL.open(moved.optimizer, moved.model):
+        for number in range(3):
+            alone.gradients(), moved.gradients()
+            assert count_left(moved) == (count if number == 1 else 0)
+            for run in runs if between else []:
+                between(run, held)
+            halve(held)
+            alone.finish(), moved.finish()
+            assert shard_scenes.same(alone, moved)
+
+
+@pytest.mark.usefixtures("the_only_rank")
+@pytest.mark.parametrize("schedule", [WINDOWS, ALL], ids=lambda one: one.name)
+@pytest.mark.parametrize("first", [True, False])
+def test_a_hook_of_fsdp2_may_step(first: bool, schedule: Schedule) -> None:
+    """Whether it comes before those of the schedule or after them."""
+    runs = alone, moved = [shard_scenes.Sharded("fsdp2", shard_scenes.WIDTH) for _ in range(2)]
+
+    def register() -> None:
+        for run in runs:
+            last = run.parameters()[0]  # its gradient is the last one
+            last.register_post_accumulate_grad_hook(lambda _, run=run: run.finish())
+
+    if first:
+        register()
+    with schedule.open(moved.optimizer, moved.model):
+        if not first:
+            register()
+        for _ in range(4):
+            alone.gradients(), moved.gradients()
+            assert shard_scenes.same(alone, moved)
+
+
+@pytest.mark.usefixtures("the_only_rank")
+def test_gradients_that_fsdp2_brings_to_the_host_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has parameters on another device than its mesh with ``CPUOffloadPolicy`` only, and waits
+    for each copy if they have hooks."""
+    run = shard_scenes.Sharded("fsdp2", shard_scenes.WIDTH)
+    monkeypatch.setattr(type(run.mesh), "device_type", "cuda")
+    with ALL.open(run.optimizer, run.model) as controller:
+        for _ in range(3):
+            run.step()
+            assert stepped_by_cpu(controller)
+            assert not any(one._post_accumulate_grad_hooks for one in run.parameters())
+
+
+def together(write: Any) -> Any:
+    """A collective that others are made of."""
+
+    def written(tensor: torch.Tensor) -> None:
+        with c10d._coalescing_manager():
+            write(tensor)
+
+    return written
+
+
+WRITES: dict[str, Any] = {
+    "all_reduce": dist.all_reduce,
+    "several": together(dist.all_reduce),
+    "broadcast": lambda t: dist.broadcast(t, 0),
+    "reduce": lambda t: dist.reduce(t, 0),
+    "scatter": lambda t: dist.scatter(t, [torch.ones(t.shape)]),
+    "all_gather": lambda t: dist.all_gather([t], torch.ones(t.shape)),
+    "reduce_scatter": lambda t: dist.reduce_scatter(t, [torch.ones(t.shape)]),
+}
+"""What writes a tensor in C++, where no class is asked."""
+
+
+@pytest.mark.usefixtures("the_only_rank")
+@pytest.mark.parametrize("write", WRITES)
+def test_a_collective_finds_what_has_left(write: str) -> None:
+    alone, moved = (shard_scenes.Sharded("fsdp2", shard_scenes.WIDTH) for _ in range(2))
+    with ALL.open(moved.optimizer, moved.model):
+        alone.step(), moved.step()
+        alone.gradients(), moved.gradients()
+        assert count_left(moved) == 3
+        for run in (alone, moved):
+            WRITES[write](shard_scenes.local(run.parameters()[0].grad))
+        assert count_left(moved) == 0
+        alone.finish(), moved.finish()
+        assert shard_scenes.same(alone, moved)
+    run = shard_scenes.Sharded("fsdp2")
+    with CYCLE.open(run.optimizer, run.model) as controller:
+        run.step()
+        controller.offload()
+        WRITES[write](shard_scenes.local(run.moments()[0]))
+        assert controller.state == "training"
+
+
+@pytest.mark.usefixtures("the_only_rank")
+@pytest.mark.parametrize("hook", ["", "fp16_compress_hook"])
+def test_gradients_that_ddp_writes_stay_until_the_step(hook: str) -> None:
+    alone, moved = (shard_scenes.Replica(hook) for _ in range(2))
+    with ALL.open(moved.optimizer, moved.model):
+        for _ in range(3):
+            alone.gradients(), moved.gradients()
+            assert count_left(moved) == 0
+            alone.finish(), moved.finish()
+            assert shard_scenes.same(alone, moved)
 
 
 @pytest.fixture(scope="module")

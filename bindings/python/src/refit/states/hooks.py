@@ -143,3 +143,9 @@ def on_accumulation(parameter: torch.Tensor, hook: Any) -> Any:
     if not registered._post_accumulate_grad_hooks:
         registered._post_accumulate_grad_hooks = None
     return registered.register_post_accumulate_grad_hook(hook)
+
+
+def in_backward() -> bool:
+    """Whether a hook of a backward pass has come here: others may be called after it, in an order
+    that must not change meanwhile."""
+    return bool(torch._C._current_graph_task_id() != -1)

@@ -51,10 +51,12 @@ _PROPERTIES = (
 )
 _METHODS = (
     "dim ndimension size stride numel nelement element_size storage_offset untyped_storage "
-    "get_device is_complex is_contiguous is_floating_point is_inference is_signed _is_view "
+    "get_device is_contiguous is_floating_point is_inference is_signed _is_view "
     "requires_grad_ detach_ retain_grad register_hook register_post_accumulate_grad_hook __len__"
 )
-_FUNCTIONS = "numel is_complex is_floating_point is_inference is_signed"
+_FUNCTIONS = "numel is_floating_point is_inference is_signed"
+"""``is_complex`` is not among them: ``torch.distributed`` asks it of a tensor, and then writes the
+memory in C++, where no class is asked."""
 
 
 def _metadata_only() -> frozenset[Any]:
@@ -140,6 +142,9 @@ class InPlaceUse(Protocol):
     def scaled(self, tensors: Sequence[Any], factor: Any) -> None:
         """They were, by a number or a tensor of one."""
 
+    def is_base(self, tensor: Any) -> bool:
+        """Whether it is memory of which only views have been taken, and more of them may be."""
+
 
 def _use_in_place(func: Any, types: Sequence[type], args: Any, kwargs: Any) -> Any:
     """Carries out what only reads tensors that stay usable in place, or multiplies them by one
@@ -148,7 +153,8 @@ def _use_in_place(func: Any, types: Sequence[type], args: Any, kwargs: Any) -> A
     in_place_uses = [one.in_place for one in owners.values()]
     if None in in_place_uses or kwargs.get("out") is not None:
         return NotImplemented
-    if func in _READS:
+    is_cut = func is torch.as_strided and all(one.is_base(args[0]) for one in in_place_uses if one)
+    if func in _READS or is_cut:
         return torch._C._disabled_torch_function_impl(func, types, args, kwargs)
     scaling = _scaling_of(func, args, kwargs)
     if scaling is None or not all(one.may_scale(scaling[0]) for one in in_place_uses if one):
@@ -173,12 +179,21 @@ def _scaling_of(func: Any, args: Any, kwargs: Any) -> tuple[Sequence[Any], Any] 
         tensors, factor = [args[0]], args[1]
     else:
         return None
+    factor = _same_on_all_ranks(factor)
     if isinstance(factor, torch.Tensor):
         fits = type(factor) is torch.Tensor and factor.numel() == 1
         fits = fits and factor.dtype == torch.float32
     else:
         fits = type(factor) in (int, float)
     return (tensors, factor) if fits else None
+
+
+def _same_on_all_ranks(factor: Any) -> Any:
+    """The tensor in a DTensor that each rank has whole, as the norm of gradients that are DTensors
+    gives one; else what is given."""
+    placements = getattr(factor, "placements", ())
+    is_whole = placements and all(one.is_replicate() for one in placements)
+    return factor._local_tensor if is_whole else factor
 
 
 def _unmark_stray(value: Any) -> None:
@@ -284,13 +299,33 @@ class OffloadedTensors:
     def _class_of(self, kind: type) -> type:
         """The class of such tensors while they are away; their own, if none derives from it."""
         if kind not in self._classes:
-            names = {"__slots__": (), "__module__": __name__, "kind": kind, "owner": self}
+            names: dict[str, Any] = {
+                "__slots__": (),
+                "__module__": __name__,
+                "kind": kind,
+                "owner": self,
+            }
+            if self.in_place is not None and hasattr(kind, "_local_tensor"):
+                names["_local_tensor"] = self._opened(kind)
             try:
                 made = type(kind)(f"Away{kind.__name__}", (OffloadedTensor, kind), names)
             except Exception:  # whatever a metaclass or __init_subclass__ of others raises
                 made = kind
             self._classes[kind] = made
         return self._classes[kind]
+
+    def _opened(self, kind: Any) -> property:
+        """The tensor in a DTensor. Code that takes it may make another DTensor of it, in whose
+        operations no class is asked: it counts as a use."""
+        inner = kind._local_tensor
+
+        def take(tensor: Any) -> Any:
+            if torch._C._is_torch_function_enabled():
+                self.bring_back()
+                _unmark_stray(tensor)
+            return inner.__get__(tensor)
+
+        return property(take, inner.__set__)
 
     def _early(self, _grad: torch.Tensor) -> None:
         self.bring_back()

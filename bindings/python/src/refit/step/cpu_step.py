@@ -30,7 +30,7 @@ import torch
 from refit._c.call_lock import WaitingCallLock
 from refit._c.waiting import interrupts_held
 from refit.errors import RefitError
-from refit.states.hooks import on_accumulation
+from refit.states.hooks import in_backward, on_accumulation
 from refit.states.offloaded_tensor import OffloadedTensors, kind_of, untouched
 from refit.states.offloader import NO_STREAM
 from refit.states.torch_memory import current_stream, users_of
@@ -57,6 +57,8 @@ used."""
 _FACTORS = 2
 """By as many the C library multiplies a gradient, one after the other."""
 _LARGEST = torch.finfo(torch.float32).max
+_USERS = 2
+"""References to the storage of a gradient that is alone: its own, and that of who asks."""
 _LONGEST_PAUSE = 64
 """Steps in which gradients stay until the step, at most, since others used them before."""
 
@@ -78,8 +80,10 @@ class _Departed:
     """A gradient that is on its way to the host, or there."""
 
     parameter: Any
-    gradient: torch.Tensor
-    version: int
+    gradient: Any
+    """The parameter's: a tensor, or a DTensor around ``plain``."""
+    plain: torch.Tensor
+    versions: tuple[int, int]
     address: int
     which: int
     """Which step of the parameter the next one is."""
@@ -112,20 +116,26 @@ def _lies_as(param_state: ParamState, plain: torch.Tensor) -> bool:
     )
 
 
-def _is_alone(grad: torch.Tensor) -> bool:
-    """Whether a gradient has memory of its own: no other tensor changes it unseen."""
-    return (
-        grad._base is None
-        and not grad.requires_grad
-        and grad.untyped_storage().nbytes() == grad.nbytes
-        and not _has_alias(grad)
-    )
+def _gradients_in(parameters: Iterable[Any]) -> Counter[int]:
+    """How many gradients of parameters lie in each storage."""
+    grads = (local(one.grad) for one in parameters if one.grad is not None)
+    strided = {id(one): one for one in grads if one.layout is torch.strided}
+    return Counter(one.untyped_storage()._cdata for one in strided.values())
 
 
-def _has_alias(grad: torch.Tensor) -> bool:
-    """Whether another tensor or an array has the memory of this one, too."""
-    storage = grad.untyped_storage()
-    return users_of(storage) > 2  # the gradient's, and that of ``storage``
+def _is_alone(plain: torch.Tensor, inside: Mapping[int, int]) -> bool:
+    """Whether no other tensor or array has the memory of a gradient, so that none changes it
+    unseen. The shards of FSDP2 are views of what one reduction has made for several parameters, in
+    a storage that has so many gradients ``inside``."""
+    storage = plain.untyped_storage()
+    if plain._base is None:
+        return storage.nbytes() == plain.nbytes and users_of(storage) <= _USERS
+    return users_of(storage) <= _USERS + inside[storage._cdata]  # and their base
+
+
+def _versions(whole: Any, plain: torch.Tensor) -> tuple[int, int]:
+    """What counts the changes of a gradient, and those of the tensor in it."""
+    return whole._version, plain._version
 
 
 def _is_plain(tensor: Any) -> bool:
@@ -167,6 +177,23 @@ def _placements(tensor: Any) -> Any:
     return getattr(tensor, "placements", None)
 
 
+def _is_offloaded(parameter: Any) -> bool:
+    """Whether FSDP2 keeps a parameter on the host, and brings its gradient there after a use on a
+    GPU, which a hook could wait for only."""
+    mesh = getattr(parameter, "device_mesh", None)
+    return mesh is not None and mesh.device_type != local(parameter).device.type
+
+
+def _is_final(parameter: Any) -> bool:
+    """Whether a gradient that a backward pass has made is that of all ranks. Of a DTensor it is:
+    its placements say how it lies on the ranks, and FSDP2 calls hooks after it has reduced it. What
+    a communication hook of DDP writes later no counter of changes tells, in a group of one rank
+    neither."""
+    if _placements(parameter) is not None:
+        return True
+    return not (torch.distributed.is_available() and torch.distributed.is_initialized())
+
+
 def _shows(state: Mapping[Any, Any], pairs: Iterable[tuple[Any, State]]) -> bool:
     """Whether the states of a parameter are the tensors over the image."""
     for key, one in pairs:  # noqa: SIM110  # asked of each parameter in each step
@@ -175,14 +202,15 @@ def _shows(state: Mapping[Any, Any], pairs: Iterable[tuple[Any, State]]) -> bool
     return True
 
 
-def _has_stayed(one: _Departed) -> bool:
+def _has_stayed(one: _Departed, inside: Mapping[int, int]) -> bool:
     """Whether a gradient that has left is still its parameter's, and as it was."""
     with untouched():
         return (
             one.parameter.grad is one.gradient
-            and one.gradient._version == one.version
-            and one.gradient.data_ptr() == one.address
-            and not _has_alias(one.gradient)
+            and local(one.gradient) is one.plain
+            and _versions(one.gradient, one.plain) == one.versions
+            and one.plain.data_ptr() == one.address
+            and _is_alone(one.plain, inside)
         )
 
 
@@ -227,6 +255,9 @@ class CpuShare:
         """Whether the kernels may know more than ``_departed`` says."""
         self._departed: dict[int, _Departed] = {}
         """Gradients that have left before the step, by the number of their parameters."""
+        self._siblings: dict[int, list[Any]] = {}
+        """Of parameters whose gradients were views of one memory in the last step, by their
+        identity: those parameters."""
         self._submitted: list[_Place] = []
         """What ``run`` is to step."""
         self._scales: list[float] = []
@@ -449,17 +480,34 @@ class CpuShare:
         """Takes all back unless each gradient that has left is still the one to be stepped, and is
         multiplied by the same as all others."""
         stays = not self._must_skip and (self._begun is None or self._begun == chosen)
+        inside = self._find_siblings()
         for number, one in self._departed.items():
-            stays = stays and counts.get(number) == one.which and _has_stayed(one)
+            stays = stays and counts.get(number) == one.which and _has_stayed(one, inside)
         factors = self._factors()
         if factors and counts.keys() != self._departed.keys():
             stays = False  # the others bring theirs with them
         if unscale != 1.0:
             factors = None if factors is None else [*factors, unscale]
         if not stays or factors is None or len(factors) > _FACTORS:
+            self._note_use()
             self.take_back()
             factors = [] if unscale == 1.0 else [unscale]
         self._scales = factors
+
+    def _find_siblings(self) -> Counter[int]:
+        """How many gradients lie in each storage in which there are several."""
+        together: dict[int, list[Any]] = {}
+        with untouched():
+            for group in self.optimizer.param_groups:
+                for one in group["params"]:
+                    whole = one.grad
+                    if whole is None or _placements(whole) is None:
+                        continue
+                    plain = local(whole)
+                    if plain.layout is torch.strided and plain._base is not None:
+                        together.setdefault(plain.untyped_storage()._cdata, []).append(one)
+            self._siblings = {id(one): ones for ones in together.values() for one in ones}
+            return _gradients_in(one for ones in together.values() for one in ones)
 
     def _begin(self, chosen: list[Options]) -> None:
         if self._begun is None:
@@ -536,14 +584,18 @@ class CpuShare:
         place = self._places.get(id(parameter))
         if place is None or self._must_skip:
             return
+        with untouched():
+            inside = _gradients_in(self._siblings.get(id(parameter), ()))
         before = self._departed.get(place.number)
         if before is not None:
-            if _has_stayed(before):
+            if _has_stayed(before, inside):
                 return
             self.take_back()  # a step was left out, and the gradients are others
-        grad = self._gradient(parameter)
-        if grad is None or grad is not parameter.grad or not _is_alone(grad):
+        whole, plain = parameter.grad, self._gradient(parameter)
+        if plain is None or plain.requires_grad or not _is_alone(plain, inside):
             return
+        if whole is not plain and _placements(whole) is None:
+            return  # what multiplies a wrapper of another kind may not multiply what is in it
         count = self._counts.get(id(place.param_state))
         if count is None:  # PyTorch's code has made the step before
             count = self._read_counts([place]).get(place.number)
@@ -557,20 +609,22 @@ class CpuShare:
                 return
         self._begin(chosen)
         self._must_skip = True
-        self._read.append(grad)
+        self._read.append(plain)
         stream = current_stream(self.buffer.device)
-        address, which = grad.data_ptr(), count + 1
+        address, which = plain.data_ptr(), count + 1
         cast(CpuKernels, self._kernels).gradient(place.number, address, which, stream)
-        self._departed[place.number] = _Departed(parameter, grad, grad._version, address, which)
-        self._offloaded.mark(place.number, [grad])
+        versions = _versions(whole, plain)
+        self._departed[place.number] = _Departed(parameter, whole, plain, versions, address, which)
+        marked = {id(one): one for one in (plain, whole, plain._base) if one is not None}
+        self._offloaded.mark(place.number, list(marked.values()))
         self._offloaded.watch(place.number, [parameter])
         self._must_skip = False
 
     def leave_in_backward(self, parameter: Any) -> None:
         """The same, from a backward pass, which a GPU runs on a thread of PyTorch's: does not wait.
-        Nothing while ranks train together: others may change gradients after this one. In the
-        middle of another call nothing, either."""
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
+        Nothing where ranks may add to the gradient after this. In the middle of another call
+        nothing, either."""
+        if not _is_final(parameter):
             return
         if self._lock.is_mine or self._process != os.getpid():
             return
@@ -590,9 +644,13 @@ class CpuShare:
                 self._offloaded.unmark(*self._departed)
                 self._departed.clear()
                 return
-            if self._departed and self._early is not None:
-                self._early.was_used = True
+            self._note_use()
             self.take_back()
+
+    def _note_use(self) -> None:
+        """What has left is copied again, and so will that of the next step be, if it leaves."""
+        if self._departed and self._early is not None:
+            self._early.was_used = True
 
     def lend_none_of(self, optimizer: Optimizer) -> None:
         """Before another optimizer steps: gradients of its parameters have not left. What
@@ -630,6 +688,11 @@ class CpuShare:
                 return False  # then none has left: the step copies them, and says what it meets
             return True
 
+    def is_base(self, tensor: Any) -> bool:
+        """Whether it is what FSDP2 cuts gradients from, which goes on when the first have left."""
+        with untouched():
+            return any(one.plain._base is tensor for one in self._departed.values())
+
     def scaled(self, tensors: Sequence[Any], factor: Any) -> None:
         """They were."""
         with self._lock:
@@ -638,7 +701,7 @@ class CpuShare:
             for one in self._departed_of(tensors):
                 one.factors.append(factor)
                 with untouched():
-                    one.version = one.gradient._version
+                    one.versions = _versions(one.gradient, one.plain)
 
     def _departed_of(self, tensors: Sequence[Any]) -> list[_Departed]:
         given = set(map(id, tensors))
@@ -702,7 +765,8 @@ class _Early:
     def watch(self, parameters: Iterable[Any]) -> None:
         """From the next backward pass on gradients of these leave."""
         for one in parameters:
-            if id(one) not in self._handles and one.is_leaf and one.requires_grad:
+            fits = one.is_leaf and one.requires_grad and not _is_offloaded(one)
+            if fits and id(one) not in self._handles:
                 self._handles[id(one)] = one, on_accumulation(one, self._hook)
 
     def _final(self, parameter: torch.Tensor) -> None:
@@ -716,9 +780,11 @@ class _Early:
 
     def step_begins(self, had_left: bool) -> None:
         """The counts of this step are those of the next; had_left: gradients stayed away. A hook
-        that was not called, though there is a gradient, may have been lost: it is registered again.
-        A parameter that is frozen has none."""
-        for number, (one, handle) in list(self._handles.items()):
+        that was not called, though there is a gradient, may have been lost: it is registered again,
+        unless the step is made by a hook, which may come before this one. A parameter that is
+        frozen has none."""
+        watched = [] if in_backward() else list(self._handles.items())
+        for number, (one, handle) in watched:
             if not one.requires_grad:
                 handle.remove()
                 del self._handles[number]
