@@ -10,11 +10,13 @@ import torch
 import training
 from changes import CHANGES
 from refit.errors import BudgetError, CopyError, StateError
+from refit.states.offloaded_tensor import OffloadedTensor
 from refit.step.cpu_kernels import CpuKernels
 from refit.step.cpu_step import CpuShare
 from refit.step.stand_in import Stepping
 from schedules import BOTH, SHARE, Schedule, Twins, count_left, stepped_by_cpu
 from torch import nn
+from torch.utils._foreach_utils import _foreach_supported_types as listed
 
 pytestmark = pytest.mark.usefixtures("default_device")
 
@@ -221,6 +223,22 @@ def test_clipping_keeps_gradients_away(change: str) -> None:
             assert torch.equal(mine, theirs)
         assert count_left(twins.moved) == 0  # torch.equal is not known to read only
         twins.finish()
+
+
+def test_clipping_reads_all_that_have_left_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it does others: one by one it would be slower, and a norm of a GPU have other bits."""
+    norm, read = torch._foreach_norm, []
+    monkeypatch.setattr(
+        torch, "_foreach_norm", lambda *args: read.append(len(args[0])) or norm(*args)
+    )
+    with Twins(ALL) as twins:
+        begin(twins)
+        assert count_left(twins.moved) == 3
+        for run in twins:
+            nn.utils.clip_grad_norm_(run.model.parameters(), 0.5)
+        assert read == [len(run.gradients()) for run in twins]
+        twins.finish()
+    assert not any(issubclass(one, OffloadedTensor) for one in listed)
 
 
 def test_gradients_used_before_the_step_stay_for_a_while() -> None:

@@ -354,6 +354,8 @@ def test_an_optimizer_with_sparse_gradients_and_states(schedule: Schedule, rate:
 @pytest.mark.parametrize("shared", [False, True], ids=["of their own", "of the same parameters"])
 def test_several_optimizers_in_one_controller(schedule: Schedule, shared: bool) -> None:
     """Where they share parameters, gradients that have left for one are stepped by others first."""
+    if shared and schedule.has_share and training.DEVICE != "cpu":
+        pytest.skip("the reference knows by name what the CPU steps, but not for which optimizer")
     runs = Layers(), Layers()
     sets = []
     for run in runs:

@@ -83,6 +83,9 @@ def _reads() -> frozenset[Any]:
 
 
 _READS = _reads()
+_FOREACH: list[Any] = torch.utils._foreach_utils._foreach_supported_types
+"""The classes whose tensors ``clip_grad_norm_`` and its like handle many at a time. What they do
+one by one is slower, and a norm may have another last bit."""
 _DEEPCOPY = torch.Tensor.__deepcopy__.__code__
 """The code that copies a tensor. It fails if the class of the tensor changes meanwhile."""
 _HOOK = "refit"
@@ -255,6 +258,8 @@ class OffloadedTensors:
         self._at_hand = at_hand
         self._zeroable = zeroable
         self._classes: dict[type, type] = {}
+        self._listed = 0
+        """How many of the classes stand for their own in ``_FOREACH``; 0 if no tensor is away."""
         self._tensors: dict[int, Sequence[Any]] = {}
         self._can_be_zeroed: set[int] = set()
         self._hooked: dict[int, list[dict[Any, Any]]] = {}
@@ -275,6 +280,8 @@ class OffloadedTensors:
                 tensor.__class__ = plain
             elif not issubclass(kind, OffloadedTensor):
                 tensor.__class__ = self._class_of(kind)
+        if self._listed < len(self._classes):
+            self._list_classes()
 
     def watch(self, group: int, parameters: Iterable[Any]) -> None:
         """Brings back before a backward pass adds to a gradient of one of the parameters, whose
@@ -379,6 +386,22 @@ class OffloadedTensors:
                 elif issubclass(kind, OffloadedTensor):
                     tensor.__class__ = kind.kind
             self._tensors[group] = ()
+        if self._listed and not self.is_any:
+            self._unlist_classes()
+
+    def _list_classes(self) -> None:
+        """Away tensors are handled many at a time where those of their own class are."""
+        for kind, away in self._classes.items():
+            if kind in _FOREACH and away not in _FOREACH:
+                _FOREACH.append(away)
+        self._listed = len(self._classes)
+
+    def _unlist_classes(self) -> None:
+        """Ends that: a class that stays in the list holds this object alive."""
+        for kind, away in self._classes.items():
+            if away in _FOREACH and away is not kind:
+                _FOREACH.remove(away)
+        self._listed = 0
 
     def _fill_zeros(self) -> None:
         with interrupts_held(), torch.no_grad():
