@@ -220,6 +220,10 @@ static refit_status check_broadcast(const refit_config *config, refit_error *err
                   error, REFIT_ERR_CONFIG,
                   "broadcast.gpu is require but broadcast.shm is off: the publisher knows through "
                   "shared memory which workers read its GPU's, so change one of them");
+    RFT_REFUSE_IF(config->broadcast_wait != REFIT_WAIT_APPLIED && config->broadcast_slots < 2,
+                  error, REFIT_ERR_CONFIG,
+                  "broadcast.slots is 1 but broadcast.wait is not applied: workers use one version "
+                  "while the next one is written, so set slots to 2");
     return check_commit(config, error);
 }
 

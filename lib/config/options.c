@@ -189,6 +189,15 @@ const rft_option rft_options[] = {
      "with quorum, once broadcast.quorum of them have."},
     {"broadcast.quorum", IN(broadcast_quorum), RFT_COUNT, "0", 0, 65536, "workers",
      "How many workers suffice with commit: quorum. 0 with commit: all."},
+    {"broadcast.wait", IN(broadcast_wait), RFT_CHOICE, "applied", 0, REFIT_WAIT_NONE,
+     "applied|staged|none",
+     "What a commit waits for: until all workers run on the version; until all have it, while they "
+     "go on with the one before, and each gets the newest one when it asks for the next; or for "
+     "nothing, and the next version begins when all have this one."},
+    {"broadcast.max_behind", IN(broadcast_max_behind), RFT_COUNT, "0", 0, 64, "versions",
+     "Unless wait is applied, how many versions older than the newest one a worker may run on: a "
+     "commit waits for those that are older, and evicts them after broadcast.commit_timeout_ms. 0: "
+     "no bound."},
     {"broadcast.stage_timeout_ms", IN(broadcast_stage_timeout_ms), RFT_TIME, "1min", 1, 24 * HOUR,
      "ms",
      "From refit_publisher_commit, when all is written, until all have staged the version; a "

@@ -346,11 +346,17 @@ static refit_status check_publish(const refit_controller *controller, const refi
     return REFIT_OK;
 }
 
+/* `*renewed`: whether the workers have the version, or may still come to have it. */
 static refit_status publish(refit_publisher *publisher, uint64_t version,
                             const refit_weight *weights, uint32_t count, refit_device *device,
-                            refit_stream_ref after, refit_error *error)
+                            refit_stream_ref after, bool *renewed, refit_error *error)
 {
-    RFT_TRY(refit_publisher_begin(publisher, version, error));
+    *renewed = false;
+    refit_status begun = refit_publisher_begin(publisher, version, error);
+    /* It may have come to be the current one while begin waited for its end. */
+    *renewed = begun == REFIT_ERR_STALE && refit_publisher_version(publisher) == version;
+    if (begun != REFIT_OK) return *renewed ? REFIT_OK : begun;
+    uint64_t before = refit_publisher_version(publisher);
     refit_status status =
         refit_publisher_write_all(publisher, weights, count, device, after, error);
     if (status == REFIT_OK) status = refit_publisher_commit(publisher, error);
@@ -359,6 +365,7 @@ static refit_status publish(refit_publisher *publisher, uint64_t version,
         refit_status dropped = refit_publisher_abort(publisher, NULL);
         (void)dropped;
     }
+    *renewed = status == REFIT_OK || refit_publisher_version(publisher) != before;
     return status;
 }
 
@@ -372,11 +379,8 @@ refit_status refit_controller_publish(refit_controller *controller, uint64_t ver
     refit_status status = REFIT_OK;
     bool renewed = true;
     int64_t began = rft_now();
-    if (publisher != NULL) {
-        uint64_t before = refit_publisher_version(publisher);
-        bool done = version != 0 && version == before;
-        if (!done) status = publish(publisher, version, weights, count, device, after, error);
-        renewed = done || refit_publisher_version(publisher) != before;
+    if (publisher != NULL && (version == 0 || version != refit_publisher_version(publisher))) {
+        status = publish(publisher, version, weights, count, device, after, &renewed, error);
     }
     if (renewed && controller->state == REFIT_CLEARED) controller->state = REFIT_REFITTED;
     return count_phase(&controller->cycle, PHASE_PUBLISH, began, status);

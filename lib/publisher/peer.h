@@ -77,7 +77,7 @@ typedef struct rft_peer {
     uint64_t failed_version; /* not offered to it again */
 
     bool member;    /* the version under way, or the last one, counts on it */
-    bool awaited;   /* a member that was staged and has not yet said how applying went */
+    bool awaited;   /* a staged member that the commit waits for, to hear how applying went */
     bool committed; /* it applied the last version */
     bool missed;    /* there was no memory to tell it something: it cannot stay */
     refit_status status;

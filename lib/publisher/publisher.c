@@ -127,6 +127,19 @@ static void say_goodbye(refit_publisher *publisher, bool final, int64_t leave_at
     rft_thread_join(publisher->thread);
 }
 
+static bool is_under_way(const refit_publisher *publisher);
+static void await_step(refit_publisher *publisher, int64_t deadline);
+
+/* A version whose commit has waited for nothing may still be on its way to workers. */
+static void let_end(refit_publisher *publisher, int64_t deadline)
+{
+    rft_lock(&publisher->lock);
+    while (publisher->unsettled && is_under_way(publisher) && rft_ms_until(deadline) > 0) {
+        await_step(publisher, deadline);
+    }
+    rft_unlock(&publisher->lock);
+}
+
 static void report_left(uint32_t left)
 {
     if (left == 0) return;
@@ -156,6 +169,7 @@ static void publisher_close(refit_publisher *publisher, bool final)
 {
     uint32_t linger_ms = publisher->config.broadcast_linger_ms;
     int64_t gone_at = rft_deadline(linger_ms);
+    let_end(publisher, gone_at);
     say_goodbye(publisher, final,
                 rft_deadline(linger_ms < GOODBYE_MOST_MS ? linger_ms : GOODBYE_MOST_MS));
     rft_channel_set_linger(publisher->channel, (uint32_t)rft_ms_until(gone_at));
@@ -183,9 +197,12 @@ void refit_publisher_end(refit_publisher *publisher)
 
 /* ---- Between two calls */
 
+static refit_status settle(refit_publisher *publisher, refit_error *error);
+
 /* REFIT_ERR_STATE: a version is under way. */
 static refit_status check_idle(refit_publisher *publisher, refit_error *error)
 {
+    RFT_TRY(settle(publisher, error));
     rft_lock(&publisher->lock);
     bool idle = publisher->server.transaction.state == RFT_TRANSACTION_IDLE;
     uint64_t version = publisher->server.transaction.version;
@@ -276,11 +293,17 @@ static bool is_wanted(refit_publisher *publisher)
     return wanted;
 }
 
+bool rft_publisher_keeps_copies(const refit_publisher *publisher)
+{
+    return publisher->config.broadcast_gpu == REFIT_GPU_STORE ||
+           publisher->config.broadcast_wait != REFIT_WAIT_APPLIED;
+}
+
 /* Whether what is too much for the GPU could leave it piece by piece, as far as is known. */
 static bool can_stream(refit_publisher *publisher)
 {
-    bool can = publisher->config.broadcast_gpu_bucket_bytes > 0 &&
-               publisher->config.broadcast_gpu != REFIT_GPU_STORE;
+    bool can =
+        publisher->config.broadcast_gpu_bucket_bytes > 0 && !rft_publisher_keeps_copies(publisher);
     rft_lock(&publisher->lock);
     for (uint32_t i = 0; i < publisher->server.peers.count; i++) {
         const rft_peer *peer = publisher->server.peers.live[i];
@@ -444,6 +467,23 @@ refit_status refit_publisher_declare(refit_publisher *publisher, const refit_ten
         rft_store_close(store);
     }
     return status;
+}
+
+refit_status refit_publisher_set_wait(refit_publisher *publisher, refit_wait wait,
+                                      refit_error *error)
+{
+    RFT_REFUSE_IF(publisher == NULL || wait < REFIT_WAIT_APPLIED || wait > REFIT_WAIT_NONE, error,
+                  REFIT_ERR_INVALID,
+                  "set_wait needs a publisher and REFIT_WAIT_APPLIED, _STAGED or _NONE");
+    RFT_TRY(check_idle(publisher, error));
+    RFT_REFUSE_IF(wait != REFIT_WAIT_APPLIED && publisher->config.broadcast_slots < 2, error,
+                  REFIT_ERR_STATE,
+                  "broadcast.slots is 1, so each version waits until workers have let go of the "
+                  "one before: open the publisher with 2 slots");
+    rft_lock(&publisher->lock);
+    publisher->config.broadcast_wait = (int32_t)wait;
+    rft_unlock(&publisher->lock);
+    return REFIT_OK;
 }
 
 /* ---- Cancelling */
@@ -622,7 +662,7 @@ static refit_status stream(refit_publisher *publisher, refit_error *why)
 {
     refit_error obstacle;
     refit_status before = (refit_status)why->status;
-    if (publisher->config.broadcast_gpu == REFIT_GPU_STORE) return before;
+    if (rft_publisher_keeps_copies(publisher)) return before;
     refit_status status = rft_publisher_stream(publisher, &obstacle);
     if (status == REFIT_OK) publisher->outgrown = false;
     if (status == REFIT_OK || publisher->ring.on) {
@@ -650,6 +690,7 @@ refit_status refit_publisher_begin(refit_publisher *publisher, uint64_t version,
 {
     RFT_REFUSE_IF(publisher == NULL, error, REFIT_ERR_INVALID, "begin needs a publisher");
     rft_server *server = &publisher->server;
+    RFT_TRY(settle(publisher, error));
     int64_t deadline = rft_deadline(publisher->config.broadcast_stage_timeout_ms);
     rft_lock(&publisher->lock);
     refit_status status = rft_transaction_prepare(server, &version, error);
@@ -733,20 +774,65 @@ static void serve_host(refit_publisher *publisher)
     rft_wake_fd_set(publisher->wake);
 }
 
-/* Both deadlines are kept by the service thread. Called with the lock held. */
-static void await_outcome(refit_publisher *publisher)
+/* Whether a version that was sealed may still end in two ways, or is awaited. */
+static bool is_under_way(const refit_publisher *publisher)
 {
-    const rft_transaction *transaction = &publisher->server.transaction;
-    while (transaction->state == RFT_TRANSACTION_STAGING ||
-           transaction->state == RFT_TRANSACTION_COMMITTING) {
-        if (take_cancel(publisher)) {
-            rft_transaction_cancel(&publisher->server, rft_now());
-        } else if (rft_transaction_wants_host(&publisher->server)) {
-            serve_host(publisher);
-        } else {
-            (void)rft_cond_wait(&publisher->changed, &publisher->lock, rft_deadline(WAIT_STEP_MS));
-        }
+    rft_transaction_state state = publisher->server.transaction.state;
+    return state == RFT_TRANSACTION_STAGING || state == RFT_TRANSACTION_COMMITTING;
+}
+
+/* Waits for a step of it; its deadlines are kept by the service thread. Called with the lock held.
+ */
+static void await_step(refit_publisher *publisher, int64_t deadline)
+{
+    if (rft_transaction_wants_host(&publisher->server)) {
+        serve_host(publisher);
+    } else {
+        int64_t at = rft_deadline(WAIT_STEP_MS);
+        (void)rft_cond_wait(&publisher->changed, &publisher->lock, at < deadline ? at : deadline);
     }
+}
+
+/* What came of a version that is over. True: it was aborted, and is to be rolled back. Called with
+ * the lock held. */
+static bool conclude(refit_publisher *publisher, refit_error *result)
+{
+    *result = publisher->server.transaction.result;
+    bool aborted = publisher->server.transaction.state == RFT_TRANSACTION_ABORTED;
+    if (!aborted) rft_transaction_end_lending(&publisher->server, rft_now());
+    return aborted;
+}
+
+/* Ends a version whose commit has waited for nothing, if it is over; what came of it is a line in
+ * the log. */
+static void tidy(refit_publisher *publisher)
+{
+    refit_error result = {0};
+    rft_lock(&publisher->lock);
+    bool over = publisher->unsettled && !is_under_way(publisher);
+    if (over) publisher->unsettled = false;
+    bool aborted = over && conclude(publisher, &result);
+    rft_unlock(&publisher->lock);
+    if (aborted) roll_back(publisher);
+    if (result.status != REFIT_OK) rft_log(REFIT_LOG_WARNING, "%s", result.text);
+}
+
+/* Waits for the end of such a version. REFIT_ERR_CANCELLED: it goes on. */
+static refit_status settle(refit_publisher *publisher, refit_error *error)
+{
+    bool cancelled = false;
+    rft_lock(&publisher->lock);
+    uint64_t version = publisher->server.transaction.version;
+    while (publisher->unsettled && is_under_way(publisher) && !cancelled) {
+        cancelled = take_cancel(publisher);
+        if (!cancelled) await_step(publisher, INT64_MAX);
+    }
+    rft_unlock(&publisher->lock);
+    RFT_REFUSE_IF(cancelled, error, REFIT_ERR_CANCELLED,
+                  "refit_publisher_cancel ended the wait for version %" PRIu64 ", which goes on",
+                  version);
+    tidy(publisher);
+    return REFIT_OK;
 }
 
 /* Called with the lock held. */
@@ -772,11 +858,19 @@ refit_status refit_publisher_commit(refit_publisher *publisher, refit_error *err
     rft_lock(&publisher->lock);
     /* With no worker to wait for, seal commits: no frame may be made while slots change roles. */
     await_sending(publisher);
+    refit_error result = {0};
+    bool waits = publisher->config.broadcast_wait != REFIT_WAIT_NONE;
     refit_status status = seal(publisher, error);
-    if (status == REFIT_OK) await_outcome(publisher);
-    refit_error result = publisher->server.transaction.result;
-    bool aborted = publisher->server.transaction.state == RFT_TRANSACTION_ABORTED;
-    if (status == REFIT_OK && !aborted) rft_transaction_end_lending(&publisher->server, rft_now());
+    while (status == REFIT_OK && waits && is_under_way(publisher)) {
+        if (take_cancel(publisher)) {
+            rft_transaction_cancel(&publisher->server, rft_now());
+        } else {
+            await_step(publisher, INT64_MAX);
+        }
+    }
+    publisher->unsettled = status == REFIT_OK && is_under_way(publisher);
+    bool over = status == REFIT_OK && !publisher->unsettled;
+    bool aborted = over && conclude(publisher, &result);
     rft_unlock(&publisher->lock);
     rft_wake_fd_set(publisher->wake);
     if (status != REFIT_OK) return status;
@@ -821,6 +915,7 @@ refit_status refit_publisher_wait_workers(refit_publisher *publisher, uint32_t c
 {
     RFT_REFUSE_IF(publisher == NULL, error, REFIT_ERR_INVALID, "wait_workers needs a publisher");
     int64_t deadline = rft_deadline(timeout_ms);
+    tidy(publisher);
     rft_lock(&publisher->lock);
     bool cancelled = take_cancel(publisher);
     uint32_t there = rft_peers_count_subscribed(&publisher->server.peers);

@@ -89,7 +89,8 @@ struct refit_publisher {
 
     rft_gpu_store *gpu; /* the caller's, like store; NULL: no versions in a GPU's memory */
     /* These are the caller's. */
-    rft_copy_queue *copy_queue;     /* of the device that was written from last; NULL: of none */
+    bool unsettled;             /* how the last version ended, its commit has not waited to see */
+    rft_copy_queue *copy_queue; /* of the device that was written from last; NULL: of none */
     rft_copy_queue *gpu_copy_queue; /* of the GPU of `gpu`; NULL: none */
     rft_to_compare to_compare;
     rft_ring ring;
@@ -157,6 +158,9 @@ void rft_publisher_end_streaming(refit_publisher *publisher);
  * within broadcast.stage_timeout_ms. REFIT_ERR_CANCELLED. */
 refit_status rft_publisher_await_taken(refit_publisher *publisher, uint32_t sequence,
                                        refit_error *error);
+
+/* Whether versions on the GPU are copies that stay: workers may take them late. */
+bool rft_publisher_keeps_copies(const refit_publisher *publisher);
 
 /* How many bytes more the block of the version may have. */
 uint64_t rft_publisher_block_room(const refit_publisher *publisher);

@@ -399,8 +399,8 @@ static refit_status lend_one(refit_publisher *publisher, const write_list *list,
 static refit_status lend_list(refit_publisher *publisher, const write_list *list, bool *all,
                               refit_error *error)
 {
-    bool shows = list->lends && publisher->config.broadcast_gpu != REFIT_GPU_STORE &&
-                 list->device != NULL && rft_publisher_is_gpu(publisher, list->device);
+    bool shows = list->lends && !rft_publisher_keeps_copies(publisher) && list->device != NULL &&
+                 rft_publisher_is_gpu(publisher, list->device);
     rft_memory_range last = {0};
     *all = true;
     for (uint32_t i = 0; i < list->count; i++) {

@@ -553,6 +553,7 @@ static void answer_join(rft_server *server, rft_peer *peer, const rft_message *m
             reason[0] == '\0' ? "" : ": ", reason);
     rft_server_send_beat(server, peer);
     if (rft_server_is_current(server, &peer->held)) rft_transaction_applied(server, peer);
+    rft_transaction_caught_up(server, peer);
     rft_server_offer(server, peer, now);
     if (!peer->gpu) blame_for_gpu(server, peer, reason);
 }
@@ -653,6 +654,7 @@ static void answer_resend(rft_server *server, rft_peer *peer, const rft_message 
 static void answer_stray(rft_server *server, rft_peer *peer, uint64_t version)
 {
     if (version == server->current.version && peer->task.stage == RFT_STAGE_NONE) {
+        if (peer->path != REFIT_PATH_SOCKET) rft_peer_lend(peer, version, peer->path);
         rft_server_send_commit(server, peer, version);
     } else {
         rft_server_send_abort(server, peer, version, REFIT_ERR_STALE,
@@ -700,8 +702,10 @@ static void answer_staged(rft_server *server, rft_peer *peer, const rft_message 
         peer->due = 0;
         return;
     }
-    peer->awaited =
-        peer->member && peer->due != 0 && transaction->state == RFT_TRANSACTION_COMMITTING;
+    peer->awaited = peer->due != 0 && transaction->state == RFT_TRANSACTION_COMMITTING &&
+                    rft_transaction_awaits(server, peer);
+    bool late = server->config->broadcast_wait != REFIT_WAIT_APPLIED;
+    if (late && !peer->awaited) peer->due = 0;
     rft_transaction_commit_peer(server, peer);
 }
 
@@ -722,7 +726,11 @@ static void answer_committed(rft_server *server, rft_peer *peer, const rft_messa
     }
     peer->held = held;
     if (is_task(peer, held.version)) peer->task = (rft_task){0};
-    if (newest) rft_transaction_applied(server, peer);
+    if (newest) {
+        rft_transaction_applied(server, peer);
+    } else {
+        rft_transaction_caught_up(server, peer);
+    }
 }
 
 static void answer_released(rft_server *server, rft_peer *peer, const rft_message *message,
@@ -822,7 +830,9 @@ static void answer_beat(rft_server *server, rft_peer *peer, const rft_message *m
     peer->pieces = message->as.beat.pieces;
     bool applied = is_task(peer, held->version) && peer->task.stage == RFT_STAGE_COMMITTING;
     bool current = rft_server_is_current(server, held);
-    if (current || held->version == 0) peer->held = *held;
+    bool ours = held->epoch == server->epoch && held->version < server->current.version;
+    if (current || ours || held->version == 0) peer->held = *held;
+    rft_transaction_caught_up(server, peer);
     if (applied && current) {
         peer->task = (rft_task){0};
         rft_transaction_applied(server, peer);

@@ -43,6 +43,8 @@ typedef struct rft_transaction {
     refit_error result; /* status REFIT_OK: nothing has gone wrong so far */
 } rft_transaction;
 
+#define RFT_RECENT_MOST 65u /* one more than broadcast.max_behind may be */
+
 #define RFT_QUERY_LIMIT_MOST 64u   /* observers that are answered within RFT_QUERY_LIMIT_MS */
 #define RFT_QUERY_LIMIT_MS   1000u /* between two answers to one of them */
 
@@ -79,6 +81,8 @@ typedef struct rft_server {
     rft_store *store;                   /* borrowed; NULL before the first declaration */
     rft_gpu_store *gpu;                 /* borrowed; NULL: the publisher shows no GPU's memory */
     rft_version_id current; /* the last committed version, also when a new store has none */
+    uint64_t recent[RFT_RECENT_MOST]; /* the versions that were committed last, in a ring */
+    uint32_t recent_next;
     rft_peers peers;
     rft_transaction transaction;
     rft_send_queue send_queue;
@@ -206,6 +210,11 @@ void rft_transaction_end_rollback(rft_server *server, int64_t now);
 void rft_transaction_commit_peer(rft_server *server, rft_peer *peer);
 /* The worker has applied the last version. */
 void rft_transaction_applied(rft_server *server, rft_peer *peer);
+/* Whether the trainer waits until the worker has applied the version just committed, or, with
+ * broadcast.wait: staged, one that is new enough. */
+bool rft_transaction_awaits(const rft_server *server, const rft_peer *peer);
+/* It runs on an older version than the last, which may be new enough. */
+void rft_transaction_caught_up(rft_server *server, rft_peer *peer);
 /* The worker could not stage or apply the version, or is gone: notes the reason and the consequence
  * for the transaction. Only its first failure counts. */
 void rft_transaction_blame(rft_server *server, rft_peer *peer, refit_status status,

@@ -16,7 +16,8 @@
  *               offered it as guests that do not count.
  *   STAGING     All is written, SEAL went out; STAGED, FAILED and losses decide.
  *   COMMITTING  The version is committed. Staged members have until their due to say COMMITTED;
- *               a worker that stages only now is told COMMIT at once.
+ *               a worker that stages only now is told COMMIT at once. Unless broadcast.wait is
+ *               applied, only those are awaited whose version is too old.
  *               A cancel ends this, too, and no worker is awaited any more.
  *   ABORTED     All workers were told ABORT; the store is being rolled back. Nothing is served.
  *
@@ -190,6 +191,38 @@ void rft_transaction_applied(rft_server *server, rft_peer *peer)
     peer->due = 0;
 }
 
+/* By how many versions the worker's is older than the newest one; 65 stands for more. */
+static uint32_t age_of(const rft_server *server, const rft_peer *peer)
+{
+    uint64_t held = peer->held.epoch == server->epoch ? peer->held.version : 0;
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < RFT_RECENT_MOST; i++) {
+        count += server->recent[i] > held;
+    }
+    return count;
+}
+
+bool rft_transaction_awaits(const rft_server *server, const rft_peer *peer)
+{
+    uint32_t most = server->config->broadcast_max_behind;
+    if (!peer->member) return false;
+    if (server->config->broadcast_wait == REFIT_WAIT_APPLIED) return true;
+    return most != 0 && age_of(server, peer) > most;
+}
+
+void rft_transaction_caught_up(rft_server *server, rft_peer *peer)
+{
+    if (!peer->awaited || rft_transaction_awaits(server, peer)) return;
+    peer->awaited = false;
+    peer->due = 0;
+}
+
+static void note_recent(rft_server *server, uint64_t version)
+{
+    server->recent[server->recent_next] = version;
+    server->recent_next = (server->recent_next + 1) % RFT_RECENT_MOST;
+}
+
 void rft_transaction_commit_peer(rft_server *server, rft_peer *peer)
 {
     uint64_t bytes = server->store->manifest->payload_bytes;
@@ -217,6 +250,7 @@ static void commit_version(rft_server *server, int64_t now)
     if (server->gpu != NULL) rft_gpu_store_commit(server->gpu);
     server->current =
         (rft_version_id){server->epoch, transaction->version, server->store->committed.digest};
+    note_recent(server, transaction->version);
     transaction->state = RFT_TRANSACTION_COMMITTING;
     transaction->decided = now;
     transaction->result =
@@ -231,8 +265,8 @@ static void commit_version(rft_server *server, int64_t now)
         bool staged =
             peer->task.stage == RFT_STAGE_STAGED && peer->task.version == transaction->version;
         if (!staged) continue;
-        peer->awaited = peer->member;
-        peer->due = peer->member ? deadline : 0;
+        peer->awaited = rft_transaction_awaits(server, peer);
+        peer->due = peer->awaited ? deadline : 0;
         rft_transaction_commit_peer(server, peer);
     }
 }

@@ -8,10 +8,10 @@
  * version, or while it is lent to the user as an open update.
  *
  * The rule: an image is taken for a new version only when nothing uses it. So with two private
- * images a version can be fetched while the update before it, accepted, is still open; but not
- * while an update is undecided, because then one image is lent and the other is still the base: the
- * offer waits until the user has decided. Mapped images are never written: what a user writes lands
- * in copies of pages, which end when the image is no longer lent.
+ * images a version can be fetched while the update before it, accepted, is still open; and while an
+ * update is undecided, if nothing that comes builds on the base, which is then let go of. Mapped
+ * images are never written: what a user writes lands in copies of pages, which end when the image
+ * is no longer lent.
  *
  * Belongs to the subscriber's service thread; the user reads bytes and manifest of a lent image.
  */

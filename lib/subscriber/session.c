@@ -6,15 +6,15 @@
  *   │                                                               │                    │
  *   │                                                             OFFER                  │
  *   │                                                               ▼   ABORT, FAILED    │
- *   │                                                            STAGING ────────────────┤
- *   │                                                               │                    │
- *   │                                                       all here, verified           │
- *   │                                                               ▼   ABORT            │
- *   │                                                            STAGED ─────────────────┤
- *   │                                                               │                    │
- *   │                                                             COMMIT                 │
- *   │   silence, BYE, REFUSE, a breach of                           ▼   the user decides │
- *   └── the protocol, WELCOME of another epoch                   APPLYING ───────────────┘
+ *   │                                            ┌─OFFER─────────► STAGING ──────────────┤
+ *   │                                            │                  │                    │
+ *   │                                            │          all here, verified           │
+ *   │                                            │                  ▼   ABORT            │
+ *   │                                            │               STAGED ─────────────────┤
+ *   │                                            │                  │                    │
+ *   │                                            │                COMMIT                 │
+ *   │   silence, BYE, REFUSE, a breach of        │                  ▼   the user decides │
+ *   └── the protocol, WELCOME of another epoch   └───────────────APPLYING ───────────────┘
  *
  *   CONNECTING  HELLO every heartbeat; nothing is staged. What is held stays held.
  *   JOINING     WELCOME has been answered with JOIN; the publisher has not yet said more.
@@ -30,11 +30,13 @@
  * If the user refuses a committed version and has nothing left, the session goes from APPLYING to
  * CONNECTING, because that is how a worker comes to be offered the current version once more.
  *
- * A committed version that the user has not taken is withdrawn when the connection is lost: a
- * worker that comes back is offered the current version anyway. The user decides on a version that
- * it has taken in any state (`applying`); an accepted one becomes the held one, and the next HELLO
- * or BEAT says so. While it is undecided no other version is started: the offer waits, within its
- * deadline.
+ * The user takes a committed version when it suits it, and decides on it in any state (`applying`).
+ * Meanwhile the next one may be offered and staged; where that ends, the session goes back to
+ * APPLYING, not to CURRENT, as long as the trainer is owed an answer (`owes`). If the newer version
+ * is committed first, it takes the place of one that the user has not taken (RELEASED says so), and
+ * waits for the decision on one that it has (`told`). A version that was not taken is withdrawn
+ * when the connection is lost: a worker that comes back is offered the current one anyway. An
+ * accepted one becomes the held one, and the next HELLO or BEAT says so.
  */
 #include "subscriber/session.h"
 
@@ -215,16 +217,29 @@ static bool is_streaming(const rft_session *session)
            session->applying == session->receive.image;
 }
 
+/* The version in the mailbox leaves it, if the user has not taken it. */
+static bool withdraw(rft_session *session)
+{
+    if (session->applying == NULL || !rft_mailbox_withdraw(session->mailbox)) return false;
+    rft_image_drop_use(session->applying, RFT_IMAGE_LENT);
+    session->applying = NULL;
+    session->owes = false;
+    return true;
+}
+
+/* The state while nothing is on its way in. */
+static rft_session_state rest(const rft_session *session)
+{
+    return session->owes ? RFT_SESSION_APPLYING : RFT_SESSION_CURRENT;
+}
+
 /* Drops what was offered. False: the user has it piece by piece, and is told why it comes to
  * nothing. */
 static bool drop_version(rft_session *session, refit_status code, const char *reason)
 {
     bool kept = true;
     rft_image *streamed = is_streaming(session) ? session->applying : NULL;
-    if (streamed != NULL && rft_mailbox_withdraw(session->mailbox)) {
-        rft_image_drop_use(streamed, RFT_IMAGE_LENT);
-        session->applying = NULL;
-    } else if (streamed != NULL) {
+    if (streamed != NULL && !withdraw(session)) {
         refit_error why;
         (void)rft_fail(&why, code, "version %" PRIu64 " ended while it was copied: %s",
                        session->receive.version, reason);
@@ -232,6 +247,7 @@ static bool drop_version(rft_session *session, refit_status code, const char *re
         kept = false;
     }
     rft_receive_drop(&session->receive);
+    session->told = false;
     return kept;
 }
 
@@ -240,10 +256,8 @@ static bool drop_version(rft_session *session, refit_status code, const char *re
 void rft_session_disconnect(rft_session *session, uint32_t pause_ms, int64_t now)
 {
     (void)drop_version(session, REFIT_ERR_CLOSED, "the trainer is lost");
-    if (session->report.state == RFT_SESSION_APPLYING && rft_mailbox_withdraw(session->mailbox)) {
-        rft_image_drop_use(session->applying, RFT_IMAGE_LENT);
-        session->applying = NULL;
-    }
+    (void)withdraw(session);
+    session->owes = false;
     rft_images_trim_mappings(&session->images);
     session->report.state = RFT_SESSION_CONNECTING;
     session->report.path = REFIT_PATH_NONE;
@@ -450,6 +464,16 @@ static void leave_gpu(rft_session *session, const refit_error *why, int64_t now)
 
 /* ---- The offered version */
 
+/* Only bytes of the trainer's own epoch, in this process's memory, can be a base. */
+static void hold_image(rft_session *session, rft_image *image)
+{
+    rft_image_drop_use(session->held_image, RFT_IMAGE_BASE);
+    bool base = image != NULL && image->bytes != NULL && image->seqlock == NULL &&
+                image->id.epoch == session->report.epoch;
+    session->held_image = base ? image : NULL;
+    if (base) rft_image_add_use(image, RFT_IMAGE_BASE);
+}
+
 /* Refuses the offered version and drops it. */
 static void abort_update(rft_session *session, uint64_t version, const refit_error *why,
                          int64_t now)
@@ -459,17 +483,35 @@ static void abort_update(rft_session *session, uint64_t version, const refit_err
             session->identity->worker, (unsigned long long)version, why->text);
     bool kept = drop_version(session, (refit_status)why->status, why->text);
     send_failed(session, version, why, kept);
-    if (session->report.state != RFT_SESSION_APPLYING) session->report.state = RFT_SESSION_CURRENT;
+    session->report.state = rest(session);
     if (broken) break_off(session, why, now);
 }
 
-/* The offered version is the one that the worker holds: there is nothing to fetch. */
-static refit_status recognise_held(rft_session *session, bool *staged, refit_error *error)
+/* Whether the version is in the mailbox, or the user has it and has not decided. */
+static bool is_undecided(const rft_session *session, uint64_t version)
+{
+    const rft_image *image = session->applying;
+    return image != NULL && image->pieces == NULL && image->id.version == version &&
+           image->id.epoch == session->report.epoch;
+}
+
+/* Whether the user has refused the version, and has not closed its update, whose RELEASED must not
+ * be taken for that of another one. */
+static bool is_open(const rft_session *session, uint64_t version)
+{
+    const rft_image *image = session->open;
+    return image != NULL && image->id.version == version &&
+           image->id.epoch == session->report.epoch && !rft_session_holds(session, version);
+}
+
+/* The offered version is here already: there is nothing to fetch. */
+static refit_status recognise(const rft_session *session, const rft_digest128 *digest, bool *staged,
+                              refit_error *error)
 {
     *staged = false;
     if (!session->receive.sealed) return REFIT_OK;
-    RFT_REFUSE_IF(!rft_digest128_equal(&session->held.digest, &session->receive.digest), error,
-                  REFIT_ERR_CORRUPT, "version %llu is held already, with another digest",
+    RFT_REFUSE_IF(!rft_digest128_equal(digest, &session->receive.digest), error, REFIT_ERR_CORRUPT,
+                  "version %llu is here already, with another digest",
                   (unsigned long long)session->receive.version);
     *staged = true;
     return REFIT_OK;
@@ -478,8 +520,18 @@ static refit_status recognise_held(rft_session *session, bool *staged, refit_err
 static refit_status advance(rft_session *session, bool *staged, refit_error *error)
 {
     rft_receive *receive = &session->receive;
-    if (rft_session_holds(session, receive->version)) return recognise_held(session, staged, error);
+    if (rft_session_holds(session, receive->version))
+        return recognise(session, &session->held.digest, staged, error);
+    if (is_undecided(session, receive->version))
+        return recognise(session, &session->applying->id.digest, staged, error);
+    *staged = false;
+    if (is_open(session, receive->version)) return REFIT_OK; /* until it is closed */
     refit_status status = rft_receive_start(receive, session->held_image, error);
+    bool full = status == REFIT_ERR_BUSY && session->applying != NULL;
+    if (full && receive->base == 0 && session->held_image != NULL) {
+        hold_image(session, NULL); /* nothing builds on it, and its memory is wanted */
+        status = rft_receive_start(receive, NULL, error);
+    }
     *staged = status == REFIT_OK && receive->phase == RFT_RECEIVE_COMPLETE;
     return status == REFIT_ERR_BUSY ? REFIT_OK : status;
 }
@@ -506,12 +558,22 @@ static void hand_over(rft_session *session)
     rft_mailbox_deliver(session->mailbox, image, &session->report);
 }
 
+/* Whether the offered version has to wait for the user's decision: one of the two comes piece by
+ * piece, through the user's hands. Otherwise one that is in the mailbox is superseded if the newer
+ * one is committed first; one in the user's hands is decided before the newer one is delivered. */
+static bool waits_for_user(const rft_session *session)
+{
+    const rft_image *image = session->applying, *next = session->receive.image;
+    if (image == NULL) return false;
+    return image->pieces != NULL || (next != NULL && next->pieces != NULL);
+}
+
 /* Goes as far with the offered version as it can: start, staged, or failed. */
 static void proceed(rft_session *session, int64_t now)
 {
     hand_over(session);
     bool idle = session->receive.phase == RFT_RECEIVE_NONE ||
-                session->report.state == RFT_SESSION_STAGED || session->applying != NULL;
+                session->report.state == RFT_SESSION_STAGED || waits_for_user(session);
     if (idle) return;
     refit_error why;
     bool staged;
@@ -528,28 +590,68 @@ static void proceed(rft_session *session, int64_t now)
 
 /* ---- Decisions */
 
-/* Only bytes of the trainer's own epoch, in this process's memory, can be a base. */
-static void hold_image(rft_session *session, rft_image *image)
+/* A newer version takes the place of the one in the mailbox: its memory is the trainer's again. */
+static void supersede(rft_session *session)
 {
-    rft_image_drop_use(session->held_image, RFT_IMAGE_BASE);
-    bool base = image != NULL && image->bytes != NULL && image->seqlock == NULL &&
-                image->id.epoch == session->report.epoch;
-    session->held_image = base ? image : NULL;
-    if (base) rft_image_add_use(image, RFT_IMAGE_BASE);
+    rft_message message = {.kind = RFT_RELEASED};
+    if (session->applying == NULL) return;
+    message.as.commit.version = session->applying->id.version;
+    if (withdraw(session)) session_send(session, &message);
+}
+
+/* What is staged and committed goes to the user, who may have the one before in hand: then it waits
+ * until that is decided. */
+static void deliver(rft_session *session, int64_t now)
+{
+    refit_error why;
+    rft_image *image = session->receive.image;
+    rft_version_id held = {session->report.epoch, session->receive.version,
+                           session->receive.digest};
+    if (rft_image_lend(image, &why) != REFIT_OK) {
+        abort_update(session, session->receive.version, &why, now);
+        return;
+    }
+    supersede(session);
+    session->told = session->applying != NULL;
+    if (session->told) {
+        rft_image_drop_use(image, RFT_IMAGE_LENT);
+        return;
+    }
+    (void)rft_receive_take(&session->receive);
+    image->id = held;
+    rft_image_drop_use(image, RFT_IMAGE_STAGED);
+    session->applying = image;
+    session->owes = true;
+    session->report.state = RFT_SESSION_APPLYING;
+    rft_mailbox_deliver(session->mailbox, image, &session->report);
+}
+
+/* The trainer says once more that the version is committed which the user is to decide on. */
+static void owe_answer(rft_session *session)
+{
+    rft_receive_drop(&session->receive);
+    session->owes = true;
+    session->report.state = RFT_SESSION_APPLYING;
 }
 
 /* The user has decided about `applying`: its update stays open, and the next version may start. */
 static void end_decision(rft_session *session, const rft_message *answer, int64_t now)
 {
+    bool owes = session->owes;
     session->open = session->applying;
     session->applying = NULL;
-    if (session->report.state == RFT_SESSION_APPLYING) {
-        session->report.state = RFT_SESSION_CURRENT;
+    session->owes = false;
+    if (session->report.state == RFT_SESSION_APPLYING) session->report.state = RFT_SESSION_CURRENT;
+    if (owes) {
         session_send(session, answer);
     } else if (is_joined(session)) {
         send_beat(session, now);
     }
-    proceed(session, now);
+    if (session->told) {
+        deliver(session, now);
+    } else {
+        proceed(session, now);
+    }
 }
 
 /* The user's engine runs on the version. */
@@ -811,7 +913,7 @@ static void answer_offer(rft_session *session, const rft_message *message, rft_v
     (void)payload;
     refit_error why;
     (void)drop_version(session, REFIT_ERR_STALE, "the trainer offers another one");
-    if (session->report.state != RFT_SESSION_APPLYING) session->report.state = RFT_SESSION_CURRENT;
+    session->report.state = rest(session);
     refit_status status = check_offer(session, message, &why);
     if (status == REFIT_OK) {
         status = rft_receive_offer(&session->receive, message, session->catalog, session->window,
@@ -877,31 +979,12 @@ static void answer_seal(rft_session *session, const rft_message *message, rft_vi
 
 /* ---- Commit and abort */
 
-static void deliver(rft_session *session, int64_t now)
-{
-    refit_error why;
-    rft_version_id held = {session->report.epoch, session->receive.version,
-                           session->receive.digest};
-    if (rft_image_lend(session->receive.image, &why) != REFIT_OK) {
-        session->report.state = RFT_SESSION_CURRENT;
-        abort_update(session, session->receive.version, &why, now);
-        return;
-    }
-    rft_image *image = rft_receive_take(&session->receive);
-    image->id = held;
-    rft_image_drop_use(image, RFT_IMAGE_STAGED);
-    session->applying = image;
-    session->report.state = RFT_SESSION_APPLYING;
-    rft_mailbox_deliver(session->mailbox, image, &session->report);
-}
-
 static void repeat_committed(rft_session *session, uint64_t version)
 {
     if (session->receive.version == version) {
         rft_receive_drop(&session->receive);
-        if (session->report.state != RFT_SESSION_APPLYING) {
-            session->report.state = RFT_SESSION_CURRENT;
-        }
+        session->told = false;
+        session->report.state = rest(session);
     }
     rft_message message = {.kind = RFT_COMMITTED};
     message.as.staged.version = version;
@@ -916,6 +999,7 @@ static void end_streaming(rft_session *session, int64_t now)
     session->applying->id.digest = session->receive.digest;
     rft_image_drop_use(rft_receive_take(&session->receive), RFT_IMAGE_STAGED);
     session->report.state = RFT_SESSION_APPLYING;
+    session->owes = true;
     keep_applied(session, now);
     rft_piece_queue_commit(queue);
 }
@@ -925,15 +1009,18 @@ static void answer_commit(rft_session *session, const rft_message *message, rft_
 {
     (void)payload;
     uint64_t version = message->as.commit.version;
-    bool applying =
-        session->report.state == RFT_SESSION_APPLYING && session->applying->id.version == version;
+    bool applying = session->owes && session->applying->id.version == version;
     if (rft_session_holds(session, version)) {
         repeat_committed(session, version);
     } else if (session->report.state == RFT_SESSION_STAGED && is_streaming(session) &&
                session->receive.version == version) {
         end_streaming(session, now);
     } else if (session->report.state == RFT_SESSION_STAGED && session->receive.version == version) {
-        deliver(session, now);
+        if (is_undecided(session, version)) {
+            owe_answer(session);
+        } else {
+            deliver(session, now);
+        }
     } else if (!applying) {
         refit_error why;
         (void)rft_fail(&why, REFIT_ERR_STATE, "version %" PRIu64 " is not staged here", version);
@@ -953,7 +1040,7 @@ static void answer_abort(rft_session *session, const rft_message *message, rft_v
     rft_view_print(message->as.failed.reason, reason, sizeof reason);
     (void)drop_version(session, REFIT_ERR_CANCELLED, reason);
     session->report.aborted++;
-    if (session->report.state != RFT_SESSION_APPLYING) session->report.state = RFT_SESSION_CURRENT;
+    session->report.state = rest(session);
 }
 
 static void answer_beat(rft_session *session, const rft_message *message, rft_view payload,
@@ -1176,9 +1263,9 @@ void rft_session_accept(rft_session *session, int64_t now)
 void rft_session_refuse(rft_session *session, refit_status code, bool kept, const char *reason,
                         int64_t now)
 {
-    if (is_streaming(session)) {
-        rft_receive_drop(&session->receive);
-        session->report.state = RFT_SESSION_APPLYING; /* the trainer waits for this answer */
+    /* Where the version is offered once more, this answers the offer, too. */
+    if (is_streaming(session) || is_undecided(session, session->receive.version)) {
+        owe_answer(session);
     }
     if (!kept) {
         session->held = (rft_version_id){0};

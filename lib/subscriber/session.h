@@ -36,6 +36,8 @@ typedef struct rft_session {
     rft_version_id held;       /* the version that the user's engine runs */
     rft_image *held_image;     /* its bytes, as base of the next version; NULL: there are none */
     rft_image *applying;       /* with the user, undecided; outlives the connection */
+    bool owes;                 /* the trainer of this connection waits to hear of `applying` */
+    bool told;                 /* what is staged was committed, while the user had `applying` */
     rft_image *open;           /* decided, its update not yet closed */
     rft_receive receive;
     rft_images images;

@@ -34,7 +34,7 @@ static const place places[] = {
     {OFFSET(refit_allocator, release, 24)},
     {OFFSET(refit_allocator, user, 32)},
 
-    {SIZE(refit_config, 1592)},
+    {SIZE(refit_config, 1600)},
     {OFFSET(refit_config, size, 0)},
     {OFFSET(refit_config, origin, 8)},
     {OFFSET(refit_config, device, 104)},
@@ -106,6 +106,8 @@ static const place places[] = {
     {OFFSET(refit_config, activations_keep_last, 1576)},
     {OFFSET(refit_config, activations_aim, 1580)},
     {OFFSET(refit_config, broadcast_gpu_bucket_bytes, 1584)},
+    {OFFSET(refit_config, broadcast_wait, 1592)},
+    {OFFSET(refit_config, broadcast_max_behind, 1596)},
 
     {SIZE(refit_option, 64)},
     {OFFSET(refit_option, size, 0)},

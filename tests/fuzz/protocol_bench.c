@@ -423,6 +423,10 @@ static void configure(protocol_bench *bench, const uint8_t *settings)
     config->broadcast_shm = bench->shm ? REFIT_SHM_AUTO : REFIT_SHM_OFF;
     if ((settings[0] & SET_VERIFY) != 0) config->broadcast_verify = REFIT_VERIFY_ALWAYS;
     if ((settings[0] & SET_DELTA) != 0) config->broadcast_delta = REFIT_DELTA_ALWAYS;
+    if ((settings[1] & SET_STAGED) != 0 && config->broadcast_slots == 2) {
+        config->broadcast_wait = REFIT_WAIT_STAGED;
+        config->broadcast_max_behind = settings[1] >> 5 & 3;
+    }
     if ((settings[1] & SET_ZSTD) != 0) config->broadcast_compress = REFIT_COMPRESS_ZSTD;
     config->broadcast_frame_bytes = FRAME_BYTES;
     config->broadcast_window = 2;

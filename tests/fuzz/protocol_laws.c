@@ -218,7 +218,8 @@ void law_sent(const protocol_bench *bench, uint32_t peer, rft_view bytes)
 
 #undef TO
 #define TO(state) (1u << RFT_SESSION_##state)
-#define OFFERED   (TO(CURRENT) | TO(STAGING) | TO(STAGED) | TO(CONNECTING))
+#define REST      (TO(CURRENT) | TO(APPLYING)) /* which of the two, check_state says */
+#define OFFERED   (REST | TO(STAGING) | TO(STAGED) | TO(CONNECTING))
 #define STATES    (RFT_SESSION_APPLYING + 1)
 
 /* Where what happens may lead, besides to where the session is already. */
@@ -231,26 +232,24 @@ static unsigned next_states(rft_session_state from, uint32_t by)
     case RFT_REFUSE:
     case RFT_BYE: return TO(CONNECTING);
     case RFT_MANIFEST: return joined ? heard | TO(CONNECTING) : 0;
-    case RFT_OFFER:
-        if (from == RFT_SESSION_APPLYING) return TO(CONNECTING);
-        return joined ? OFFERED : 0;
+    case RFT_OFFER: return joined ? OFFERED : 0;
     case RFT_FRAME:
+    case RFT_LEND:
+    case RFT_PIECES:
     case RFT_SEAL:
     case RFT_BEAT:
         if (from == RFT_SESSION_STAGING) return OFFERED;
         return joined ? heard | TO(CONNECTING) : 0;
     case RFT_COMMIT:
-        if (from == RFT_SESSION_STAGED) return TO(APPLYING) | TO(CURRENT);
-        return from == RFT_SESSION_STAGING ? TO(CURRENT) : heard;
-    case RFT_ABORT:
-        return from == RFT_SESSION_STAGING || from == RFT_SESSION_STAGED ? TO(CURRENT) : heard;
+        return from == RFT_SESSION_STAGED || from == RFT_SESSION_STAGING ? REST : heard;
+    case RFT_ABORT: return from == RFT_SESSION_STAGING || from == RFT_SESSION_STAGED ? REST : heard;
     case LAW_TICK:
         if (from == RFT_SESSION_STAGING) return OFFERED;
         return joined ? TO(CONNECTING) : 0;
     case LAW_USER:
-        if (from == RFT_SESSION_APPLYING || from == RFT_SESSION_STAGING) return OFFERED;
-        return from == RFT_SESSION_CURRENT ? OFFERED : 0;
-    case LAW_GARBAGE: return joined ? TO(CONNECTING) | heard | TO(CURRENT) : 0;
+        if (from == RFT_SESSION_STAGED) return REST;
+        return from >= RFT_SESSION_CURRENT ? OFFERED : 0;
+    case LAW_GARBAGE: return joined ? TO(CONNECTING) | heard | REST : 0;
     default: return TO(CONNECTING); /* what a trainer never says */
     }
 }
@@ -262,15 +261,21 @@ static void check_state(const bench_worker *worker, uint32_t by)
     const rft_receive *receive = &session->receive;
     FUZZ_REQUIRE(now < STATES);
     FUZZ_REQUIRE(now == worker->before || (next_states(worker->before, by) & 1u << now) != 0);
-    bool held = receive->sealed && rft_session_holds(session, receive->version);
+    const rft_image *undecided = session->applying;
+    bool here = rft_session_holds(session, receive->version) ||
+                (undecided != NULL && undecided->id.version == receive->version &&
+                 undecided->id.epoch == session->report.epoch);
+    bool known = receive->sealed && here;
     switch (now) {
     case RFT_SESSION_CONNECTING:
     case RFT_SESSION_JOINING: FUZZ_REQUIRE(receive->phase == RFT_RECEIVE_NONE); break;
-    case RFT_SESSION_CURRENT: break;
+    case RFT_SESSION_CURRENT: FUZZ_REQUIRE(!session->owes); break;
     case RFT_SESSION_STAGING: FUZZ_REQUIRE(receive->phase != RFT_RECEIVE_NONE); break;
-    case RFT_SESSION_STAGED: FUZZ_REQUIRE(receive->phase == RFT_RECEIVE_COMPLETE || held); break;
-    case RFT_SESSION_APPLYING: FUZZ_REQUIRE(session->applying != NULL); break;
+    case RFT_SESSION_STAGED: FUZZ_REQUIRE(receive->phase == RFT_RECEIVE_COMPLETE || known); break;
+    case RFT_SESSION_APPLYING: FUZZ_REQUIRE(session->owes); break;
     }
+    FUZZ_REQUIRE(!session->owes || session->applying != NULL);
+    FUZZ_REQUIRE(!session->told || (now == RFT_SESSION_STAGED && worker->taken));
     FUZZ_REQUIRE((session->applying != NULL) == (worker->mailbox.ready != NULL || worker->taken));
 }
 

@@ -59,9 +59,12 @@ static void write_versions(const char *folder)
         {"versions-keys-shared", SET_SHM | SET_TWO_SLOTS | SET_KEYS},
         {"versions-verify", SET_VERIFY | SET_SHM | SET_TWO_SLOTS},
         {"versions-delta", SET_DELTA | SET_TWO_SLOTS},
+        {"versions-staged", SET_TWO_SLOTS | SET_STAGED << 8},
+        {"versions-staged-shared", SET_SHM | SET_TWO_SLOTS | (SET_STAGED | SET_BEHIND(1u)) << 8},
     };
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
-        seed_input input = begin(kinds[i].settings);
+        seed_input input = begin(kinds[i].settings & 0xff);
+        input.settings[1] |= (uint8_t)(kinds[i].settings >> 8);
         if ((kinds[i].settings & SET_DELTA) != 0) input.settings[1] |= SET_ZSTD;
         for (int version = 0; version < 3; version++)
             add_version(&input);
@@ -226,7 +229,7 @@ static void write_random(const char *folder)
         char name[64];
         seed_input input = begin((unsigned)seeded_below(&seed, 256));
         input.settings[0] = (uint8_t)((input.settings[0] & ~SET_KEYS) | i % 2);
-        input.settings[1] |= (uint8_t)seeded_below(&seed, 2);
+        input.settings[1] |= (uint8_t)(seeded_below(&seed, 128) & 0x71);
         for (unsigned k = 0; k < 20 + 2 * i; k++) {
             uint64_t drawn = seeded_next(&seed) >> 32;
             add(&input, (step_kind)(drawn % STEP_KINDS), drawn >> 8 & 255, drawn >> 16 & 255,

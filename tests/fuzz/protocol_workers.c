@@ -62,13 +62,14 @@ void bench_worker_closes(protocol_bench *bench, uint32_t at, bool says_goodbye)
     bench_connect(bench, at);
 }
 
-/* `before` was ready before the session heard a message. */
+/* `before` was ready before something happened. A version that the user has not taken gives way to
+ * a newer one; one that it has taken does not. */
 static void look_for_delivery(protocol_bench *bench, uint32_t at, const rft_image *before)
 {
     const bench_worker *worker = &bench->workers[at];
     const rft_image *ready = worker->mailbox.ready;
     if (ready == NULL || ready == before) return;
-    FUZZ_REQUIRE(before == NULL && !worker->taken);
+    FUZZ_REQUIRE(!worker->taken);
     law_delivered(bench, at, ready);
 }
 
@@ -80,10 +81,10 @@ void bench_worker_hears(protocol_bench *bench, uint32_t at, rft_view bytes, rft_
     refit_error why;
     if (rft_message_decode(bytes, &session->limits, &message, &why) == REFIT_OK) {
         const rft_image *ready = worker->mailbox.ready;
-        worker->told_commit = message.kind == RFT_COMMIT ? message.as.commit.version : 0;
+        if (message.kind == RFT_COMMIT) worker->told_commit = message.as.commit.version;
         rft_session_message(session, &message, payload, bench->now);
         look_for_delivery(bench, at, ready);
-        worker->told_commit = 0;
+        if (!session->told) worker->told_commit = 0;
         bench_worker_moved(bench, at, message.kind);
     } else {
         rft_session_garbage(session, &why, bench->now);
@@ -95,6 +96,7 @@ static void decide(protocol_bench *bench, uint32_t at, uint32_t decision)
 {
     bench_worker *worker = &bench->workers[at];
     rft_session *session = &worker->session;
+    const rft_image *ready = worker->mailbox.ready;
     worker->taken = false;
     worker->open = true;
     if (decision < 2 && rft_image_is_intact(session->applying)) {
@@ -104,6 +106,8 @@ static void decide(protocol_bench *bench, uint32_t at, uint32_t decision)
         rft_session_refuse(session, REFIT_ERR_CALLBACK, decision == 2, "the input wants it so",
                            bench->now);
     }
+    look_for_delivery(bench, at, ready);
+    worker->told_commit = 0;
 }
 
 void bench_user_acts(protocol_bench *bench, uint32_t at, uint32_t decision)

@@ -521,6 +521,94 @@ ON_BENCH(whole_version_that_fails_is_not_offered_again)
     }
 }
 
+/* It says that it has refused the version, and then that it has staged it, of an offer that was on
+ * its way. What it is told to apply then must not change while it reads. */
+ON_BENCH(a_version_that_is_staged_after_all_is_lent)
+{
+    open_with(bench, 1, 1, true);
+    server_bench_offer(bench, 1);
+    server_bench_stage(bench, 1);
+    server_bench_say(bench, 1, server_failed(1, REFIT_ERR_PEER, true));
+    server_bench_say(bench, 1, server_released(1));
+    assert_int_equal(rft_peer_reads(server_bench_peer(bench, 1), 1), REFIT_PATH_NONE);
+    server_bench_stage(bench, 1);
+    assert_non_null(server_bench_told(bench, 1, RFT_COMMIT));
+    assert_int_equal(rft_peer_reads(server_bench_peer(bench, 1), 1), REFIT_PATH_SHM);
+}
+
+/* ---- Without a wait for workers to apply */
+
+static void open_staged(server_bench *bench, uint32_t max_behind)
+{
+    open_with(bench, 2, 2, false);
+    bench->config.broadcast_wait = REFIT_WAIT_STAGED;
+    bench->config.broadcast_max_behind = max_behind;
+}
+
+/* Both workers are heard for so long, and say nothing new. */
+static void wait_out(server_bench *bench, uint32_t ms)
+{
+    uint64_t held = server_bench_peer(bench, 1)->held.version;
+    for (uint32_t step = 0; step < ms; step += bench->config.broadcast_heartbeat_ms) {
+        server_bench_forget(bench);
+        server_bench_say(bench, 1, server_beat(held, 0));
+        server_bench_say(bench, 2, server_beat(0, 0));
+        server_bench_tick(bench, bench->config.broadcast_heartbeat_ms);
+    }
+}
+
+/* Both workers have the version, and go on with the one that they have. */
+static void stage_version(server_bench *bench, uint64_t version)
+{
+    server_bench_offer(bench, version);
+    server_bench_stage(bench, 1);
+    server_bench_stage(bench, 2);
+}
+
+ON_BENCH(version_is_over_when_all_have_it)
+{
+    open_staged(bench, 0);
+    for (uint64_t version = 1; version <= 4; version++) {
+        stage_version(bench, version);
+        assert_result(bench, RFT_TRANSACTION_IDLE, REFIT_OK);
+        assert_int_equal(bench->server.current.version, version);
+    }
+    wait_out(bench, 2 * bench->config.broadcast_commit_timeout_ms);
+    assert_int_equal(bench->server.counts.evicted, 0);
+    server_bench_apply(bench, 1);
+    assert_int_equal(server_bench_peer(bench, 1)->held.version, 4);
+}
+
+ON_BENCH(one_worker_may_fall_as_far_behind_as_is_allowed)
+{
+    open_staged(bench, 2);
+    for (uint64_t version = 1; version <= 2; version++) {
+        stage_version(bench, version);
+        server_bench_apply(bench, 1);
+        assert_result(bench, RFT_TRANSACTION_IDLE, REFIT_OK);
+    }
+    stage_version(bench, 3);
+    assert_result(bench, RFT_TRANSACTION_COMMITTING, REFIT_OK);
+    assert_false(server_bench_peer(bench, 1)->awaited);
+    assert_true(server_bench_peer(bench, 2)->awaited);
+    server_bench_say(bench, 2, server_committed(2));
+    assert_result(bench, RFT_TRANSACTION_IDLE, REFIT_OK);
+    assert_int_equal(server_bench_peer(bench, 2)->held.version, 2);
+}
+
+ON_BENCH(one_that_stays_too_far_behind_is_evicted)
+{
+    open_staged(bench, 1);
+    stage_version(bench, 1);
+    stage_version(bench, 2);
+    assert_result(bench, RFT_TRANSACTION_COMMITTING, REFIT_OK);
+    server_bench_apply(bench, 1);
+    wait_out(bench, bench->config.broadcast_commit_timeout_ms);
+    assert_result(bench, RFT_TRANSACTION_IDLE, REFIT_ERR_PEER);
+    assert_int_equal(bench->server.counts.evicted, 1);
+    assert_int_equal(bench->server.current.version, 2);
+}
+
 int main(void)
 {
     return test_run("transaction");

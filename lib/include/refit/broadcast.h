@@ -133,10 +133,11 @@ REFIT_API const char *refit_publisher_endpoint(const refit_publisher *publisher)
  * comes after such a version may have to wait for the next one. Nothing happens with broadcast.gpu:
  * off, or, unless it is require, for a device whose memory cannot be shown to other processes (the
  * host device). Between versions only. Takes 512 bytes of the GPU, which workers map as proof that
- * they can. Does not block.
+ * they can. Blocks only for a version whose commit has waited for nothing.
  *
  * Errors:
  * - REFIT_ERR_STATE: a version is under way, or another device was given before
+ * - REFIT_ERR_CANCELLED: refit_publisher_cancel ended the wait
  * - REFIT_ERR_UNSUPPORTED, REFIT_ERR_SYSTEM (no shared memory): with broadcast.gpu: require only
  * - REFIT_ERR_INVALID, REFIT_ERR_HOST_MEMORY, REFIT_ERR_DEVICE_MEMORY
  */
@@ -148,15 +149,34 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_use_device(refit_publish
  * Declares the tensors of the versions; the list is copied. The memory for them (broadcast.slots
  * copies of the weights, in shared memory where that is on) is taken by refit_publisher_begin, for
  * a version that some worker reads there. It may be called again between versions: a changed list
- * makes a new store, and the next version is sent whole to every worker.
+ * makes a new store, and the next version is sent whole to every worker. Blocks only for a version
+ * whose commit has waited for nothing.
  *
  * Errors:
+ * - REFIT_ERR_CANCELLED: refit_publisher_cancel ended the wait
  * - REFIT_ERR_INVALID: sizes that do not fit shapes, duplicate names, bad aliases
  * - REFIT_ERR_STATE, REFIT_ERR_LIMIT, REFIT_ERR_HOST_MEMORY
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_declare(refit_publisher *publisher,
                                                                 const refit_tensor *tensors,
                                                                 uint32_t count, refit_error *error);
+
+/*
+ * Says what commits wait for from now on, in place of broadcast.wait. Workers switch to the newest
+ * committed version when they ask for the next one, and none of them ever sees a part of one; what
+ * differs is when the trainer goes on. Unless it waits until workers have applied a version, no
+ * tensor is lent: the version lies in the store, or in a copy on the GPU, with broadcast.gpu: auto
+ * of at most broadcast.gpu_bucket_bytes. Between versions only. Blocks only for a version whose
+ * commit has waited for nothing.
+ *
+ * Errors:
+ * - REFIT_ERR_STATE: a version is under way; or there is one slot, and `wait` is not applied
+ * - REFIT_ERR_CANCELLED: refit_publisher_cancel ended the wait
+ * - REFIT_ERR_INVALID
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_set_wait(refit_publisher *publisher,
+                                                                 refit_wait wait,
+                                                                 refit_error *error);
 
 /*
  * Ends a wait: makes the refit_publisher_wait_workers, _begin or _commit that is under way (also
@@ -261,8 +281,8 @@ refit_publisher_write_all(refit_publisher *publisher, const refit_weight *weight
  * when the commit returns: a worker that comes later gets the next one, and one that has not
  * accepted it in time cannot any more. What cannot be lent is copied, as by write_all: tensors of
  * host memory or of another device, those at an address that is not a multiple of 16, and memory
- * that CUDA cannot show to another process (cudaMallocAsync, virtual memory). With broadcast.gpu:
- * store all tensors are copied.
+ * that CUDA cannot show to another process (cudaMallocAsync, virtual memory). All tensors are
+ * copied with broadcast.gpu: store, and unless commits wait until workers have applied a version.
  *
  * Errors:
  * - those of refit_publisher_write_all
@@ -278,6 +298,14 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_lend(refit_publisher *pu
  * broadcast.stage_timeout_ms, tells them to commit, and waits until they have applied it, at most
  * broadcast.commit_timeout_ms. REFIT_OK: the version is the current one. Without workers (and with
  * broadcast.commit: all) it commits at once: the store serves workers that come later.
+ *
+ * With broadcast.wait: staged it does not wait until they have applied it, unless a member's
+ * version is more than broadcast.max_behind versions older. With none it returns at
+ * once, and the version goes on. The next refit_publisher_begin, _declare, _use_device or _set_wait
+ * waits for the end of it, refit_publisher_close for at most broadcast.linger_ms. Whether it was
+ * committed is then told by publish_version; one that came to nothing is a line in the log and in
+ * the statistics (publish_aborts), and until one of these calls, or refit_publisher_wait_workers,
+ * workers that join are offered nothing.
  *
  * With fewer members than needed it is aborted: every worker keeps the version before, and so does
  * the store. (An exception is one slot where one of the two versions lies on a GPU alone, or where

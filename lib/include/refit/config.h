@@ -71,6 +71,12 @@ typedef enum refit_commit_policy {
     REFIT_COMMIT_QUORUM = 1, /* at least broadcast.quorum of them */
 } refit_commit_policy;
 
+typedef enum refit_wait {
+    REFIT_WAIT_APPLIED = 0, /* until all workers run on the version */
+    REFIT_WAIT_STAGED = 1,  /* until they have it; each switches when it asks for the next one */
+    REFIT_WAIT_NONE = 2,    /* for nothing: the next version begins when they have this one */
+} refit_wait;
+
 typedef enum refit_verify {
     REFIT_VERIFY_AUTO = 0,   /* bytes that travelled are hashed again by the worker */
     REFIT_VERIFY_ALWAYS = 1, /* bytes in shared memory and on a shared GPU too */
@@ -196,6 +202,10 @@ typedef struct refit_config {
 
     /* broadcast.* : on the trainer's GPU */
     uint64_t broadcast_gpu_bucket_bytes; /* for tensors that cannot be lent; of each slot */
+
+    /* broadcast.* : workers that switch when it suits them */
+    int32_t broadcast_wait;        /* refit_wait */
+    uint32_t broadcast_max_behind; /* versions, unless wait is applied; 0: no bound */
 } refit_config;
 
 /*

@@ -96,10 +96,11 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_controller_offload(refit_controlle
 
 /*
  * Publishes one version (0: the next number) from the weights given, which live on `device` after
- * `after` (NULL and REFIT_STREAM_NONE: host memory). Returns when it is committed and applied, or
- * aborted. Also allowed in TRAINING, where the states stay. Nothing if `version` is the current one
- * already. Where a commit fails because workers were lost after it, the version holds, and so does
- * REFITTED. Blocks within the deadlines of refit_publisher_commit.
+ * `after` (NULL and REFIT_STREAM_NONE: host memory). Returns when refit_publisher_commit does, by
+ * default when the version is applied, or aborted. Also allowed in TRAINING, where the states stay.
+ * Nothing if `version` is the current one already. Where a commit fails because workers were lost
+ * after it, the version holds, and so does REFITTED. Blocks within the deadlines of
+ * refit_publisher_commit.
  *
  * Errors:
  * - REFIT_ERR_STATE: in RETURNING

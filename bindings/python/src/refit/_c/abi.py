@@ -70,6 +70,9 @@ REFIT_GPU_OFF: Final = 2
 REFIT_GPU_STORE: Final = 3
 REFIT_COMMIT_ALL: Final = 0
 REFIT_COMMIT_QUORUM: Final = 1
+REFIT_WAIT_APPLIED: Final = 0
+REFIT_WAIT_STAGED: Final = 1
+REFIT_WAIT_NONE: Final = 2
 REFIT_VERIFY_AUTO: Final = 0
 REFIT_VERIFY_ALWAYS: Final = 1
 REFIT_DELTA_AUTO: Final = 0
@@ -238,6 +241,8 @@ class refit_config(Structure):
         ("activations_keep_last", c_uint32),
         ("activations_aim", c_int32),
         ("broadcast_gpu_bucket_bytes", c_uint64),
+        ("broadcast_wait", c_int32),
+        ("broadcast_max_behind", c_uint32),
     ]
 
 
@@ -837,6 +842,11 @@ PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
         c_void_p,
         POINTER(refit_tensor),
         c_uint32,
+        POINTER(refit_error),
+    ]),
+    "refit_publisher_set_wait": (c_int, [
+        c_void_p,
+        c_int,
         POINTER(refit_error),
     ]),
     "refit_publisher_cancel": (None, [
