@@ -47,7 +47,7 @@ from refit.states.torch_memory import Devices
 from refit.step.host_states import HostStateManager
 from refit.step.schedule import ScheduleLike, chosen, refuse_keywords
 from refit.weights.named_weights import is_sharded
-from refit.weights.publisher import Publisher
+from refit.weights.publisher import Publisher, Wait
 from refit.weights.transaction import Transaction
 
 REFITTED = "refitted"
@@ -224,13 +224,15 @@ class Controller(Closing):
         *,
         lockstep: bool | None = None,
         group: Any = None,
+        wait: Wait | None = None,
     ) -> Iterator[Transaction]:
         """Offloads, yields a ``Transaction`` to send the weights with, and commits at the end.
 
         An exception in the block aborts the version and goes on to the caller; the states are safe
         on the host either way: ``restore`` brings them back. ``version`` None is the next number.
         ``publisher`` None publishes nothing; ``lockstep`` and ``group`` are the transaction's, for
-        ranks that refit together (None: if the model that was given is sharded). What ``offload``
+        ranks that refit together (None: if the model that was given is sharded). ``wait``: for what
+        the end of the block waits, as in ``Publisher.publish``. What ``offload``
         and the transaction raise; StateError if there is a publisher and the block sends nothing;
         InvalidError for a publisher in another's place.
         """
@@ -246,13 +248,14 @@ class Controller(Closing):
                 lockstep=self._is_sharded if lockstep is None else lockstep,
                 group=group,
                 phases=self._observers.phase,
+                wait=wait,
             )
             try:
                 with transaction:
                     self.offload()  # in here, so that other ranks hear of it if it fails
                     yield transaction
             finally:
-                if transaction.committed and self._cycle.phase == CLEARED:
+                if transaction.handed_over and self._cycle.phase == CLEARED:
                     self._refitted_as = transaction.version
 
     clear = offload_before_refit = offload_after_refit = offload
@@ -271,8 +274,9 @@ class Controller(Closing):
 
     @property
     def state(self) -> str:
-        """ "training", "cleared", "refitted" (cleared, and the workers hold the new version) or
-        "returning" (copies back are under way; what uses a state waits for them), or "closed"."""
+        """ "training", "cleared", "refitted" (cleared, and the workers hold the new version; with
+        ``wait="none"`` they may yet), "returning" (copies back are under way; what uses a state
+        waits for them), or "closed"."""
         if not self._end.alive:
             return CLOSED
         phase = self._open().phase

@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any
+from typing import Any, Final, Literal, TypeAlias
 
 from refit._c import abi, stats
 from refit._c.call_lock import CallLock
@@ -31,6 +31,14 @@ from refit.weights import manifest
 from refit.weights.manifest import Declared, Tensors, TensorSpec, is_settled
 from refit.weights.worker import Worker, worker_of
 from refit.weights.writer import PublisherCalls, Writer, settled
+
+Wait: TypeAlias = Literal["applied", "staged", "none"]
+
+_WAITS: Final[dict[str, int]] = {
+    "applied": abi.REFIT_WAIT_APPLIED,
+    "staged": abi.REFIT_WAIT_STAGED,
+    "none": abi.REFIT_WAIT_NONE,
+}
 
 
 class Publisher(Handle):
@@ -71,6 +79,9 @@ class Publisher(Handle):
         self._shared: Device | None = None
         chosen = make_config(config, overrides)
         self._begin_s: float = chosen.get("broadcast.stage_timeout_ms") / 1000
+        self._configured_wait: Wait = chosen.get("broadcast.wait")
+        self._waits_until: Wait | None = self._configured_wait
+        self._last = 0
         text = None if endpoint is None else encoded(endpoint, "an endpoint")
         self._open(lib.refit_publisher_open, text, chosen._as_c)
         self._endpoint: str = lib.refit_publisher_endpoint(self._live).decode()
@@ -125,7 +136,9 @@ class Publisher(Handle):
 
     # ---- One call for a version
 
-    def publish(self, weights: Tensors, version: int | None = None) -> int:
+    def publish(
+        self, weights: Tensors, version: int | None = None, *, wait: Wait | None = None
+    ) -> int:
         """Publishes named tensors as one version and returns its number.
 
         ``weights`` is a mapping, a list or an iterator of (name, tensor): tensors of PyTorch (host
@@ -147,15 +160,24 @@ class Publisher(Handle):
         lie, and have copied them when it returns: those must not change meanwhile, on other
         streams or threads. What is made on the way (casts, gathered shards) is copied for them.
 
+        ``wait``: what it waits for once all is written. "applied": until all workers run on the
+        version. "staged": until they have it; each goes on with the one before, and gets the newest
+        one when it asks for the next. "none": for nothing; the next version, or declaration, waits
+        until this one is over, and ``close`` at most broadcast.linger_ms; ``publisher.version``
+        then tells whether it was committed, and the log why not. None: broadcast.wait. Unless it is
+        "applied", tensors of a GPU are copied, and not read where they lie; broadcast.max_behind
+        bounds how much older the versions of workers may be. StateError with broadcast.slots=1.
+
         ``version`` is above all before it, at least 1, or None for the next number. Blocks for the
         copies, until workers let go of an older version (broadcast.stage_timeout_ms), and for what
         ``commit`` waits for. On any exception, Ctrl-C included, the version is aborted and workers
-        keep the one before, unless it was committed: ``publisher.version`` tells. Raises what
+        keep the one before, unless it was committed: ``publisher.version`` tells. Ctrl-C does not
+        end a version that was left with "none", nor in a wait for its end. Raises what
         ``declare``, ``begin``, ``write`` and ``commit`` raise.
         """
         with self._call_lock, PublisherCalls(self._live) as calls:
-            send = self._prepare(weights)
-            self._begin(calls, version)
+            send = self._prepare(calls, weights)
+            number = self._begin(calls, version, wait)
             try:
                 send(calls)
                 _commit(calls)
@@ -164,7 +186,7 @@ class Publisher(Handle):
                 raise
             finally:
                 self._writer.forget()
-            return self.version
+            return number
 
     # ---- Its steps
 
@@ -172,12 +194,13 @@ class Publisher(Handle):
         """Says which tensors versions have from now on: ``TensorSpec``s, or named tensors.
 
         Nothing happens if they are the ones declared. Between versions only; ``begin`` takes the
-        memory for them, in shared memory where that is on. Raises StateError (a version is under
-        way), InvalidError (duplicate or bad names, ties that lead nowhere), UnsupportedError,
-        LimitError, HostMemoryError, SystemCallError.
+        memory for them, in shared memory where that is on. Blocks only for a version that was
+        published with ``wait="none"``. Raises StateError (a version is under way), InvalidError
+        (duplicate or bad names, ties that lead nowhere), UnsupportedError, LimitError,
+        HostMemoryError, SystemCallError, CancelledError.
         """
-        with self._call_lock:
-            self._declare(manifest.specs_of(tensors))
+        with self._call_lock, PublisherCalls(self._live) as calls:
+            self._declare(calls, manifest.specs_of(tensors))
 
     def wait_workers(self, count: int, timeout: float | None = None) -> None:
         """Waits until ``count`` workers are subscribed.
@@ -196,8 +219,9 @@ class Publisher(Handle):
             self._find_device(current_cuda(is_chosen=True))
             wait_in_slices(step, self._begin_s if timeout is None else timeout)
 
-    def begin(self, version: int | None = None) -> None:
+    def begin(self, version: int | None = None, *, wait: Wait | None = None) -> int:
         """Begins a version: a number above all before it, at least 1, or None for the next one.
+        Returns the number. ``wait``: for what ``commit`` waits, as in ``publish``.
 
         The workers subscribed now are its members. Blocks until they let go of the version whose
         memory it takes, at most broadcast.stage_timeout_ms. Raises StateError (nothing declared, or
@@ -205,7 +229,7 @@ class Publisher(Handle):
         SystemCallError, DeviceMemoryError, CancelledError; nothing has begun then.
         """
         with self._call_lock, PublisherCalls(self._live) as calls:
-            self._begin(calls, version)
+            return self._begin(calls, version, wait)
 
     def write(self, name: str, tensor: Any) -> None:
         """Writes one tensor of the version; when it returns, the tensor may change.
@@ -336,7 +360,10 @@ class Publisher(Handle):
         if ours:
             self._own_devices.append(opened)
         try:
-            call(lib.refit_publisher_use_device, pointer, opened.pointer)
+            with PublisherCalls(pointer) as calls:
+                calls.run_cancellably(
+                    lambda: call(lib.refit_publisher_use_device, pointer, opened.pointer)
+                )
             self._shared = opened
         except RefitError:  # after anything else, Ctrl-C for one, C may have it in use
             if ours:
@@ -346,20 +373,35 @@ class Publisher(Handle):
 
     # ---- Below: the call lock is held
 
-    def _begin(self, calls: PublisherCalls, version: int | None) -> None:
+    def _begin(self, calls: PublisherCalls, version: int | None, wait: Wait | None) -> int:
         """Begins it; nothing has begun if that fails. None: the next number. InvalidError."""
         self._find_device(current_cuda())
-        pointer, number = self._live, _number(version)
+        pointer, number = self._live, _number(version) or self._last + 1
+        self._wait_until(calls, wait or self._configured_wait)
+        before, self._last = self._last, number
         try:
             calls.run_cancellably(lambda: call(lib.refit_publisher_begin, pointer, number))
             self._writer.forget()
         except RefitError:
+            self._last = before
             raise
         except BaseException:  # Ctrl-C is raised also where the call had succeeded
-            _drop(pointer)
+            if not _drop(pointer):
+                self._last = before
             raise
+        return number
 
-    def _prepare(self, weights: Tensors) -> Callable[[PublisherCalls], None]:
+    def _wait_until(self, calls: PublisherCalls, wait: Wait) -> None:
+        """Says for what commits wait from now on. Waits for a version that may not be over."""
+        if wait not in _WAITS:
+            raise InvalidError(f'wait={wait!r} is not "applied", "staged" or "none"')
+        if wait != self._waits_until:
+            pointer, code = self._live, _WAITS[wait]
+            self._waits_until = None  # Ctrl-C is raised also where C has taken the new
+            calls.run_cancellably(lambda: call(lib.refit_publisher_set_wait, pointer, code))
+            self._waits_until = wait
+
+    def _prepare(self, calls: PublisherCalls, weights: Tensors) -> Callable[[PublisherCalls], None]:
         """Declares what there is; gives what writes it."""
         found = self._collector.known(weights)
         if found is None:
@@ -368,23 +410,25 @@ class Publisher(Handle):
             as_they_come = has_manifest or (self._declared is not None and not together)
             if as_they_come and manifest.fingerprint_of(given)[0] is None:
                 if has_manifest:
-                    self._declare(manifest.specs_of(given))
+                    self._declare(calls, manifest.specs_of(given))
                 return lambda calls: self._write_by(calls, given, together=together, lend=True)
             found = self._collector.collect(settled(given))
         number = found.cuda_number
         self._find_device(None if number is None else f"cuda:{number}")
-        self._declare(found.specs)
+        self._declare(calls, found.specs)
         return lambda calls: self._writer.write_collected(calls, found)
 
-    def _declare(self, specs: tuple[TensorSpec, ...]) -> None:
+    def _declare(self, calls: PublisherCalls, specs: tuple[TensorSpec, ...]) -> None:
         before = self._declared
         if before is not None and (specs is before.specs or specs == before.specs):
             return
         self._find_device(current_cuda())
-        array = manifest.to_c(specs)
+        pointer, array = self._live, manifest.to_c(specs)
         self._declared = None  # Ctrl-C is raised also where C has taken the new
         try:
-            call(lib.refit_publisher_declare, self._live, array, len(array))
+            calls.run_cancellably(
+                lambda: call(lib.refit_publisher_declare, pointer, array, len(array))
+            )
         except RefitError:
             self._declared = before
             raise
@@ -419,12 +463,13 @@ def _commit(calls: PublisherCalls) -> None:
         raise
 
 
-def _drop(publisher: int) -> None:
-    """Aborts it; a commit that failed has done so already."""
+def _drop(publisher: int) -> bool:
+    """Aborts it. False: there is none; a commit that failed has done so already."""
     try:
         call(lib.refit_publisher_abort, publisher)
     except StateError:
-        return
+        return False
+    return True
 
 
 def _workers(publisher: int) -> list[Worker]:

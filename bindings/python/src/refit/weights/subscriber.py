@@ -150,6 +150,14 @@ class Subscriber(Handle):
             if self._ending:
                 self.close()
 
+    def poll(self) -> Update | None:
+        """The newest committed version, for an engine between two requests; None if the caller has
+        had it. Does not wait for one. What ``next`` raises, but for DeadlineError."""
+        try:
+            return self.next(0)
+        except DeadlineError:
+            return None
+
     def _await(self, end: float) -> Update:
         poller = select.poll()
         poller.register(lib.refit_subscriber_fd(self._live), select.POLLIN)

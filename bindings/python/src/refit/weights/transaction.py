@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from refit.errors import InvalidError, RefitError, StateError
+from refit.errors import InvalidError, RefitError, StaleError, StateError
 from refit.weights.manifest import (
     Tensors,
     TensorSpec,
@@ -31,7 +31,7 @@ from refit.weights.writer import settled
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from refit.weights.publisher import Publisher
+    from refit.weights.publisher import Publisher, Wait
 
 Phases = Callable[[str], AbstractContextManager[Any]]
 
@@ -48,7 +48,8 @@ class Transaction:
     next one. One that is committed already is not published again, so a cycle may be repeated; a
     number whose version was aborted is used up. ``lockstep``: this process is one of the ranks of
     ``group`` which refit together, even if this one fails before it sends. ``phases`` is entered
-    around "publish" and "commit".
+    around "publish" and "commit". ``wait``: for what the end of the block waits, as in
+    ``Publisher.publish``.
     """
 
     def __init__(
@@ -59,16 +60,20 @@ class Transaction:
         lockstep: bool = False,
         group: "ProcessGroup | None" = None,
         phases: Phases = _unobserved,
+        wait: "Wait | None" = None,
     ) -> None:
         self._publisher = publisher
         self._asked = version
         self._lockstep = lockstep
         self._group = group
         self._phases = phases
+        self._wait = wait
         self._before = publisher.version if publisher is not None else 0
         self._repeated = publisher is not None and version is not None and version == self._before
         self._begun = False
+        self._number = version
         self._over = False
+        self._left = False
         self._came = False
         self._committed: int | None = self._before if self._repeated else None
         self._known: set[str] = set()
@@ -76,14 +81,21 @@ class Transaction:
 
     @property
     def version(self) -> int | None:
-        """The number: as asked for, or None for the next one until it is committed."""
+        """The number: as asked for, or None for the next one until the block has ended well."""
         return self._asked if self._committed is None else self._committed
 
     @property
     def committed(self) -> bool:
         """Whether the workers have been told to run on it. True as well if ``commit`` failed
-        because workers were lost after that."""
+        because workers were lost after that. With ``wait="none"`` it may become so after the block,
+        which ``publisher.version`` tells."""
         return self._committed is not None
+
+    @property
+    def handed_over(self) -> bool:
+        """Whether it is committed, or may still come to be, with ``wait="none"``: that is known on
+        the rank that publishes."""
+        return self.committed or self._left
 
     def send(self, *weights: Tensors) -> None:
         """Sends named tensors; when it returns, they may change, but for those on the GPU of the
@@ -149,14 +161,23 @@ class Transaction:
         if not self._begun:
             _declare(publisher, taken)
             self._begin(publisher)
+            if self._repeated:
+                for one in taken:
+                    _drive(one)
+                return
             self._known = {one.name for one in publisher.declared}
         for one in taken:
             self._write(publisher, one)
 
     def _begin(self, publisher: "Publisher") -> None:
         try:
-            publisher.begin(self._asked)
+            chosen = {} if self._wait is None else {"wait": self._wait}
+            self._number = publisher.begin(self._asked, **chosen)
             self._begun = True
+        except StaleError:  # or it is the one that was left, and begin has waited for its end
+            if self._asked != publisher.version:
+                raise
+            self._repeated, self._committed = True, self._asked
         except RefitError:
             raise
         except BaseException:  # Ctrl-C may come once the version has begun, before it is noted
@@ -199,13 +220,15 @@ class Transaction:
             with self._phases("commit"):
                 publisher.commit()
         except BaseException:
-            if publisher.version == self._before:
+            if publisher.version != self._number:
                 self.abort()
             raise
         finally:
-            if publisher.version != self._before:
-                self._committed = publisher.version
+            if publisher.version == self._number:
+                self._committed = self._number
                 self._begun = False
+        self._begun = False
+        self._asked, self._left = self._number, True
 
     def _refuse_nothing(self) -> None:
         """With a publisher, a block that sent nothing has forgotten it, or has caught why."""
