@@ -13,6 +13,7 @@ import torch
 from refit.bench import __main__ as entry
 from refit.bench import (
     activations,
+    async_weights,
     cases,
     gpu_offload,
     gpu_weights,
@@ -191,6 +192,16 @@ def test_what_fails_in_a_worker_is_said_by_the_trainer() -> None:
         processes.begin(1, _fails)
         with pytest.raises(RuntimeError, match="worker 0 has no luck"):
             processes.end(1)
+
+
+@pytest.mark.slow
+def test_a_trainer_waits_for_workers_that_generate_only_if_it_asks_to() -> None:
+    result = async_weights.measure(TINY, rounds=3, generates_s=0.5, trains_s=0.05)
+    found = [(row["transport"], row["way"]) for row in result["ways"]]
+    each = ["no worker", *async_weights.WAITS]
+    assert found == [(it, way) for it in ("shared memory", "sockets") for way in each]
+    assert not any(row["evicted"] or row["aborted"] for row in result["ways"])
+    assert "sockets" in table.async_weights(result)
 
 
 @pytest.mark.slow

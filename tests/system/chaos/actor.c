@@ -94,6 +94,7 @@ refit_status actor_configure(const actor_part *part, bool shm, refit_config *con
         {"broadcast.delta", plan->delta},
         {"broadcast.compress", plan->zstd ? "zstd" : "none"},
         {"broadcast.commit", plan->quorum != 0 ? "quorum" : "all"},
+        {"broadcast.wait", plan->late ? "staged" : "applied"},
         {"broadcast.verify", plan->verify_always ? "always" : "auto"},
         {"broadcast.gpu", plan->gpu_stores ? "store" : "auto"},
     };

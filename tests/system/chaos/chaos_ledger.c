@@ -63,7 +63,7 @@ static bool ends_well(const ledger_result *result, char complaint[LEDGER_COMPLAI
                         "version %" PRIu64 " was committed, but the trainer is at %" PRIu64,
                         result->number, result->committed);
     uint32_t needed = result->quorum != 0 ? result->quorum : result->counted;
-    if (result->applied < needed)
+    if (!result->late && result->applied < needed)
         return complain(complaint,
                         "version %" PRIu64 " was committed with %" PRIu32 " of %" PRIu32 " workers",
                         result->number, result->applied, needed);

@@ -54,6 +54,7 @@ typedef struct ledger_result {
     uint32_t counted;   /* members */
     uint32_t applied;   /* members that applied it */
     uint32_t quorum;
+    bool late;      /* the commit has not waited until workers have applied it */
     uint32_t names; /* workers that it says have applied it, a bit each */
 } ledger_result;
 bool ledger_ends(ledger *of, const ledger_result *result, char complaint[LEDGER_COMPLAINT]);

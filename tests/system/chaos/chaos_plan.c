@@ -115,6 +115,12 @@ static void draw_gpu(chaos_plan *plan, uint64_t seed)
     }
 }
 
+/* By a draw of its own: other plans stay what they were. */
+static void draw_late(chaos_plan *plan, uint64_t seed)
+{
+    plan->late = plan->slots == 2 && one_in(&seed, 2);
+}
+
 /* ---- What happens in a version */
 
 static chaos_action_kind draw_kind(uint64_t *seed)
@@ -184,6 +190,7 @@ void plan_draw(chaos_plan *plan, uint64_t seed, uint32_t versions, uint32_t work
         draw_version(plan, &plan->version[i], &state);
     }
     draw_gpu(plan, spread(seed + (UINT64_C(1) << 32)));
+    draw_late(plan, spread(seed + (UINT64_C(2) << 32)));
 }
 
 /* ---- Printing */
@@ -231,12 +238,13 @@ void plan_print(const chaos_plan *plan, FILE *to)
 {
     fprintf(to,
             "seed %" PRIu64 ": %" PRIu32 " workers, %" PRIu32 " versions, %" PRIu32
-            " slots, commit: %s%.0" PRIu32 ", frames of %" PRIu32 " KiB, window %" PRIu32
+            " slots, commit: %s%.0" PRIu32 "%s, frames of %" PRIu32 " KiB, window %" PRIu32
             ", delta: %s%s by %" PRIu32 " threads, verify: %s%s\n",
             plan->seed, plan->workers, plan->versions, plan->slots,
-            plan->quorum != 0 ? "quorum of " : "all", plan->quorum, plan->frame_kib, plan->window,
-            plan->delta, plan->zstd ? " with zstd" : "", plan->encoders,
-            plan->verify_always ? "always" : "auto", plan->keys ? ", keys" : "");
+            plan->quorum != 0 ? "quorum of " : "all", plan->quorum,
+            plan->late ? ", wait: staged" : "", plan->frame_kib, plan->window, plan->delta,
+            plan->zstd ? " with zstd" : "", plan->encoders, plan->verify_always ? "always" : "auto",
+            plan->keys ? ", keys" : "");
     if (plan->gpu)
         fprintf(to, "  on a GPU, %s, buckets of %" PRIu32 " KiB\n",
                 plan->gpu_stores ? "which keeps all versions" : "lends", plan->bucket_kib);

@@ -156,6 +156,7 @@ typedef struct chaos_plan {
     uint32_t workers;
     uint32_t slots;
     uint32_t quorum; /* 0: commit: all */
+    bool late;       /* broadcast.wait: staged: workers may be older by two versions */
     uint32_t frame_kib;
     uint32_t window;
     const char *delta; /* broadcast.delta */

@@ -258,7 +258,9 @@ static bool has_all_workers(const void *who)
     const chaos_plan *plan = the->part->plan;
     refit_stats stats;
     uint32_t expected = 0;
-    for (uint32_t i = 0; i < plan->workers && the->part->gpu; i++)
+    /* What is neither lent nor streamed has no room in a small bucket. */
+    bool leaves = plan->late && !plan->gpu_stores && plan->bucket_kib < MODEL_LEAST_KIB;
+    for (uint32_t i = 0; i < plan->workers && the->part->gpu && !leaves; i++)
         expected += plan->each[i].gpu;
     refit_stats_init(&stats, sizeof stats);
     return refit_publisher_stats(the->publisher, &stats, NULL) == REFIT_OK &&

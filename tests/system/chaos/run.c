@@ -144,6 +144,7 @@ static void judge_done(chaos_run *run)
     result->committed = note->amount;
     result->before = run->committed;
     result->quorum = run->plan.quorum;
+    result->late = run->plan.late;
     if (!ledger_ends(&run->ledger, result, complaint)) run_fail(run, "%s", complaint);
     run->committed = note->amount;
     for (int i = 0; i < 3 && note->amount == note->version; i++)

@@ -135,6 +135,13 @@ def _weights(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     return result, table.weights(result)
 
 
+def _async_weights(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from refit.bench import async_weights
+
+    result = async_weights.measure(options.parameters, options.rounds)
+    return result, table.async_weights(result)
+
+
 def _overhead(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from refit.bench import overhead
 
@@ -179,6 +186,7 @@ def _window(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
 _PARTS: dict[str, Callable[[argparse.Namespace], tuple[dict[str, Any], str]]] = {
     "offload": _offload,
     "weights": _weights,
+    "async_weights": _async_weights,
     "overhead": _overhead,
     "window": _window,
     "host_step": _host_step,

@@ -140,6 +140,33 @@ def _gpu_weights_row(row: Result) -> list[str]:
     ]
 
 
+def async_weights(result: Result) -> str:
+    """One row for each transport and way."""
+    head = (
+        f"async_weights: {result['bytes'] / 1e6:.0f} MB of bf16 weights to a worker that asks for "
+        f"the next version {result['generates_s']:g} s after it has one, {result['rounds']} "
+        "rounds\n\n"
+    )
+    heads = (
+        "transport", "wait", "publish takes", "p95", "first version", "over no worker", "evicted",
+        "aborted",
+    )  # fmt: skip
+    return head + table(heads, (_async_weights_row(row) for row in result["ways"]))
+
+
+def _async_weights_row(row: Result) -> list[str]:
+    return [
+        row["transport"],
+        row["way"],
+        _seconds(row["seconds_median"]),
+        _seconds(row["seconds_p95"]),
+        _seconds(row["cold_seconds"]),
+        f"{row['over_no_worker']:.2f}",
+        str(row["evicted"]),
+        str(row["aborted"]),
+    ]
+
+
 def window(result: Result) -> str:
     """One row for each way."""
     head = (

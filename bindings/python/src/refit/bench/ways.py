@@ -67,6 +67,10 @@ class Receiver:
         first = {int(it.view(torch.int16).view(-1)[0]) for it in tensors.values()}
         if len(tensors) != self._count or first != {self.version}:
             raise RuntimeError(f"version {self.version} came as {sorted(first)}")
+        self.load(tensors)
+
+    def load(self, tensors: Weights) -> None:
+        """Copies them into the worker's own, if it has any. Any version."""
         for name, own in self._own.items():
             own.copy_(tensors[name])
 
