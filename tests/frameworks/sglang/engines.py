@@ -57,6 +57,14 @@ def cached_tokens(engine: Any) -> list[int]:
     return [one["meta_info"]["cached_tokens"] for one in answers]
 
 
+def versions(engine: Any) -> set[str] | None:
+    """The versions by which SGLang says that it has made its answers; None if it does not say."""
+    if not hasattr(engine.tokenizer_manager, "update_weight_version"):
+        return None
+    answers = engine.generate(input_ids=PROMPTS, sampling_params=GREEDY)
+    return {one["meta_info"]["weight_version"] for one in answers}
+
+
 def reload(engine: Any, folder: str) -> Outputs:
     """SGLang's own update from a folder, and what the engine says then."""
     done, why, *_ = engine.update_weights_from_disk(folder)
@@ -68,7 +76,12 @@ def _serve(pipe: Connection, options: dict[str, Any]) -> None:
     import sglang
     from refit.integrations import sglang as refit_sglang
 
-    ours = {"outputs": outputs, "cached_tokens": cached_tokens, "reload": reload}
+    ours = {
+        "outputs": outputs,
+        "cached_tokens": cached_tokens,
+        "reload": reload,
+        "versions": versions,
+    }
     engine = sglang.Engine(**options)
     pipe.send(("returned", None))
     while True:

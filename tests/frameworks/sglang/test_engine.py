@@ -66,6 +66,7 @@ def test_each_version_says_what_an_engine_says_that_read_it(
     for version in range(1, UPDATES + 1):
         assert update(live, publishing, folders[version], version) == (version, version)
         assert live("outputs") == expected[version], f"version {version}"
+        assert live("versions") in ({str(version)}, None)
     assert len({str(one) for one in expected}) == UPDATES + 1
 
 

@@ -100,6 +100,14 @@ def greedy(llm: Any, prompts: Any = PROMPTS, **said: Any) -> list[tuple[list[int
     return [_of(one.outputs[0]) for one in answers]
 
 
+def versions_of(llm: Any) -> set[str] | None:
+    """The versions by which vLLM says that it has made its answers; None if it does not say."""
+    if not hasattr(llm.llm_engine, "set_weight_version"):
+        return None
+    answers = llm.generate(PROMPTS, use_tqdm=False)
+    return {span.version for one in answers for span in one.outputs[0].weight_versions}
+
+
 def _of(output: Any) -> tuple[list[int], list[float]]:
     tokens = list(output.token_ids)
     chances = zip(tokens, output.logprobs, strict=True)

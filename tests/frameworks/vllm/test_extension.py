@@ -3,7 +3,7 @@
 import models
 import pytest
 import torch
-from extension_engines import engine, greedy
+from extension_engines import engine, greedy, versions_of
 from processes import fresh_of
 from refit import named_weights
 from refit.integrations import vllm
@@ -25,6 +25,7 @@ def test_each_version_answers_as_a_fresh_engine(kind: str, dtype: str) -> None:
             assert vllm.refit_update(llm, timeout=WAIT_S) == done.result(WAIT_S) == version
             assert vllm.refit_version(llm) == version
             found.append(greedy(llm))
+            assert versions_of(llm) in ({str(version)}, None)
         assert [worker.name for worker in one.publisher.workers()] == ["rollout"]
         vllm.refit_close(llm)
         vllm.refit_close(llm)

@@ -60,6 +60,11 @@ class Server:
         }
         return self._outcome(self._post("update_weights_from_tensor", body))
 
+    def update_weight_version(self, version: str) -> tuple[bool, str]:
+        """Says which version its answers are made by; not to a server that does not say so."""
+        body = {"new_version": version, "abort_all_requests": False}
+        return self._outcome(self._post("update_weight_version", body, missing={"success": True}))
+
     def load_lora_adapter_from_tensors(
         self, lora_name: str, tensors: Mapping[str, Any], config_dict: Mapping[str, Any]
     ) -> dict[str, Any]:

@@ -162,6 +162,7 @@ def _updating(
     answers = yield from _ask(engine, "refit_update", said)
     loaded: int = answers[0]["version"]
     yield from _empty_caches(engine, loaded, reset_running)
+    yield from _tell_version(engine, loaded)
     return loaded
 
 
@@ -206,6 +207,16 @@ def _call(engine: Any, method: str, said: dict[str, Any]) -> Steps[list[Any]]:
     except Exception as why:
         raise PeerError(f"the engine did not answer: {words_of(why)}") from why
     return answers
+
+
+def _tell_version(engine: Any, version: int) -> Steps[None]:
+    """With each answer vLLM says, where it can, by which version it was made."""
+    inner = _inner(engine)
+    tell = getattr(inner, "update_weight_version", None) or getattr(
+        inner, "set_weight_version", None
+    )
+    if tell is not None:
+        yield lambda: tell(str(version))
 
 
 def _empty_caches(engine: Any, version: int, reset_running: bool) -> Steps[None]:

@@ -115,7 +115,11 @@ def refit_update(engine: Any, endpoint: str, version: int = 0, timeout: float | 
         raise InvalidError("no endpoint: the engine fetches from that of the trainer's publisher")
     message = _in_session(engine, order(endpoint, version, limit), PULL)
     found = re.search(r"refit version (\d+)", message)
-    return int(found.group(1)) if found else 0
+    if found is None:
+        return 0
+    loaded = int(found.group(1))
+    _tell_version(engine, loaded)
+    return loaded
 
 
 def refit_load(engine: Any, named_tensors: Named | Mapping[str, torch.Tensor]) -> None:
@@ -435,6 +439,18 @@ def _call(engine: Any, tensors: list[tuple[str, Any]], loader: str) -> str:
     verb = engine.update_weights_from_tensor
     _check(verb(order(""), load_format=loader, flush_cache=False))
     return _check(verb(tensors, load_format=loader, flush_cache=True))
+
+
+def _tell_version(engine: Any, version: int) -> None:
+    """With each answer SGLang says, where it can, by which version it was made."""
+    if isinstance(engine, Server):
+        _check(engine.update_weight_version(str(version)))
+        return
+    tell = getattr(getattr(engine, "tokenizer_manager", None), "update_weight_version", None)
+    if tell is not None:
+        kind = sys.modules["sglang.srt.managers.io_struct"].UpdateWeightVersionReqInput
+        said = kind(new_version=str(version), abort_all_requests=False)
+        engine.loop.run_until_complete(tell(said))
 
 
 def _check(said: Any) -> str:
