@@ -1,4 +1,5 @@
-"""examples/grpo_torch.py as a user runs it: it learns, changes no bit, and outlives its workers."""
+"""examples/grpo_torch.py as a user runs it: it learns, changes no bit, and outlives its workers.
+And grpo_async.py, whose workers sample all the time."""
 
 import json
 import os
@@ -22,13 +23,15 @@ slow = pytest.mark.slow  # each process imports PyTorch
 MIB = 1 << 20
 
 
-def command(root: Path, *arguments: object) -> list[str]:
-    example = root / "examples" / "grpo_torch.py"
-    return [sys.executable, str(example), *map(str, arguments)]
+def command(root: Path, *arguments: object, name: str = "grpo_torch.py") -> list[str]:
+    return [sys.executable, str(root / "examples" / name), *map(str, arguments)]
 
 
-def run(root: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(root, *arguments), capture_output=True, text=True, timeout=280)
+def run(
+    root: Path, *arguments: object, name: str = "grpo_torch.py"
+) -> subprocess.CompletedProcess[str]:
+    whole = command(root, *arguments, name=name)
+    return subprocess.run(whole, capture_output=True, text=True, timeout=280)
 
 
 def succeeded(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
@@ -36,9 +39,10 @@ def succeeded(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedPro
     return done
 
 
-def start(root: Path, *arguments: object) -> subprocess.Popen[str]:
+def start(root: Path, *arguments: object, name: str = "grpo_torch.py") -> subprocess.Popen[str]:
     pipe = subprocess.PIPE
-    return subprocess.Popen(command(root, *arguments), stdout=pipe, stderr=pipe, text=True)
+    whole = command(root, *arguments, name=name)
+    return subprocess.Popen(whole, stdout=pipe, stderr=pipe, text=True)
 
 
 def wait_for_cycle(trainer: subprocess.Popen[str]) -> None:
@@ -228,9 +232,23 @@ def test_what_cannot_be_is_refused(
     assert capsys.readouterr().err.startswith(said)
 
 
+ASYNC = "grpo_async.py"
+
+
 @slow
-def test_a_worker_that_is_killed_is_named_and_replaced(root: Path) -> None:
-    trainer = start(root, "--cycles", 12, "--target", 0)
+def test_it_learns_from_rollouts_that_are_a_few_versions_old(root: Path, tmp_path: Path) -> None:
+    file = tmp_path / "cycles.json"
+    done = succeeded(run(root, "--json", file, name=ASYNC))
+    assert "target 0.90 reached" in done.stdout
+    cycles = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [one["version"] for one in cycles] == list(range(1, 201))
+    assert 0 < max(one["oldest"] for one in cycles) <= 2
+
+
+@slow
+@pytest.mark.parametrize("name", ["grpo_torch.py", ASYNC])
+def test_a_worker_that_is_killed_is_named_and_replaced(root: Path, name: str) -> None:
+    trainer = start(root, "--cycles", 12, "--target", 0, name=name)
     wait_for_cycle(trainer)
     victim = workers_of(trainer)[0]
     victim.kill()
@@ -241,8 +259,9 @@ def test_a_worker_that_is_killed_is_named_and_replaced(root: Path) -> None:
 
 
 @slow
-def test_ctrl_c_ends_the_trainer_and_its_workers(root: Path) -> None:
-    trainer = start(root, "--cycles", 10000)
+@pytest.mark.parametrize("name", ["grpo_torch.py", ASYNC])
+def test_ctrl_c_ends_the_trainer_and_its_workers(root: Path, name: str) -> None:
+    trainer = start(root, "--cycles", 10000, name=name)
     wait_for_cycle(trainer)
     workers = workers_of(trainer)
     assert len(workers) == 2
@@ -254,8 +273,9 @@ def test_ctrl_c_ends_the_trainer_and_its_workers(root: Path) -> None:
 
 
 @slow
-def test_workers_end_when_the_trainer_is_killed(root: Path) -> None:
-    trainer = start(root, "--cycles", 10000)
+@pytest.mark.parametrize("name", ["grpo_torch.py", ASYNC])
+def test_workers_end_when_the_trainer_is_killed(root: Path, name: str) -> None:
+    trainer = start(root, "--cycles", 10000, name=name)
     wait_for_cycle(trainer)
     workers = workers_of(trainer)
     os.kill(trainer.pid, signal.SIGKILL)
