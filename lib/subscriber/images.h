@@ -11,7 +11,7 @@
  * images a version can be fetched while the update before it, accepted, is still open; and while an
  * update is undecided, if nothing that comes builds on the base, which is then let go of. Mapped
  * images are never written: what a user writes lands in copies of pages, which end when the image
- * is no longer lent.
+ * is returned.
  *
  * Belongs to the subscriber's service thread; the user reads bytes and manifest of a lent image.
  */

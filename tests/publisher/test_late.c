@@ -133,16 +133,24 @@ static refit_status (*const later_calls[])(refit_publisher *, refit_error *) = {
                                                                                 set_wait};
 #define LATER_CALLS (sizeof later_calls / sizeof later_calls[0])
 
+/* Leaves version 1 on its way to one worker, and makes the call on a thread. */
+static rft_thread start_call(scene *on, later_call *it, size_t number)
+{
+    rft_thread thread;
+    scene_renew(on);
+    open_late(on, REFIT_WAIT_NONE, 1);
+    leave(on, 1);
+    assert_int_equal(refit_publisher_version(on->publisher), 0);
+    *it = (later_call){.publisher = on->publisher, .make = later_calls[number]};
+    assert_ok(rft_thread_start(&thread, "calls", make_call, it, NULL));
+    return thread;
+}
+
 ON_SCENE(the_next_call_waits_for_a_version_that_was_left)
 {
     for (size_t i = 0; i < LATER_CALLS; i++) {
-        rft_thread thread;
-        scene_renew(on);
-        open_late(on, REFIT_WAIT_NONE, 1);
-        leave(on, 1);
-        assert_int_equal(refit_publisher_version(on->publisher), 0);
-        later_call it = {.publisher = on->publisher, .make = later_calls[i]};
-        assert_ok(rft_thread_start(&thread, "calls", make_call, &it, NULL));
+        later_call it;
+        rft_thread thread = start_call(on, &it, i);
         raw_worker_stage(&on->workers[0]);
         trainer_check_bytes(&on->workers[0], 1);
         (void)raw_worker_expect(&on->workers[0], RFT_COMMIT);
@@ -167,12 +175,8 @@ ON_SCENE(a_version_that_was_left_is_committed_with_no_call)
 ON_SCENE(cancelling_the_wait_leaves_the_version_alone)
 {
     for (size_t i = 0; i < LATER_CALLS; i++) {
-        rft_thread thread;
-        scene_renew(on);
-        open_late(on, REFIT_WAIT_NONE, 1);
-        leave(on, 1);
-        later_call it = {.publisher = on->publisher, .make = later_calls[i]};
-        assert_ok(rft_thread_start(&thread, "calls", make_call, &it, NULL));
+        later_call it;
+        rft_thread thread = start_call(on, &it, i);
         refit_publisher_cancel(on->publisher);
         rft_thread_join(thread);
         assert_int_equal(it.status, REFIT_ERR_CANCELLED);

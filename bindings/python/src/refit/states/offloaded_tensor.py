@@ -156,8 +156,8 @@ def _use_in_place(func: Any, types: Sequence[type], args: Any, kwargs: Any) -> A
     in_place_uses = [one.in_place for one in owners.values()]
     if None in in_place_uses or kwargs.get("out") is not None:
         return NotImplemented
-    is_cut = func is torch.as_strided and all(one.is_base(args[0]) for one in in_place_uses if one)
-    if func in _READS or is_cut:
+    is_cut = func is torch.as_strided and bool(args)
+    if func in _READS or (is_cut and all(one.is_base(args[0]) for one in in_place_uses if one)):
         return torch._C._disabled_torch_function_impl(func, types, args, kwargs)
     scaling = _scaling_of(func, args, kwargs)
     if scaling is None or not all(one.may_scale(scaling[0]) for one in in_place_uses if one):

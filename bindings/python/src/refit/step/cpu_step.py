@@ -59,6 +59,8 @@ _FACTORS = 2
 _LARGEST = torch.finfo(torch.float32).max
 _USERS = 2
 """References to the storage of a gradient that is alone: its own, and that of who asks."""
+_TOGETHER = 64
+"""Gradients in one memory that leave early, at most: for each of them all are counted."""
 _LONGEST_PAUSE = 64
 """Steps in which gradients stay until the step, at most, since others used them before."""
 
@@ -480,7 +482,7 @@ class CpuShare:
         """Takes all back unless each gradient that has left is still the one to be stepped, and is
         multiplied by the same as all others."""
         stays = not self._must_skip and (self._begun is None or self._begun == chosen)
-        inside = self._find_siblings()
+        inside = Counter[int]() if self._early is None else self._find_siblings()
         for number, one in self._departed.items():
             stays = stays and counts.get(number) == one.which and _has_stayed(one, inside)
         factors = self._factors()
@@ -506,8 +508,9 @@ class CpuShare:
                     plain = local(whole)
                     if plain.layout is torch.strided and plain._base is not None:
                         together.setdefault(plain.untyped_storage()._cdata, []).append(one)
-            self._siblings = {id(one): ones for ones in together.values() for one in ones}
-            return _gradients_in(one for ones in together.values() for one in ones)
+            few = [ones for ones in together.values() if len(ones) <= _TOGETHER]
+            self._siblings = {id(one): ones for ones in few for one in ones}
+            return _gradients_in(one for ones in few for one in ones)
 
     def _begin(self, chosen: list[Options]) -> None:
         if self._begun is None:
@@ -689,9 +692,10 @@ class CpuShare:
             return True
 
     def is_base(self, tensor: Any) -> bool:
-        """Whether it is what FSDP2 cuts gradients from, which goes on when the first have left."""
+        """Whether FSDP2 has cut from it the gradient that left last, and may cut the next."""
+        last = next(reversed(self._departed.values()), None)
         with untouched():
-            return any(one.plain._base is tensor for one in self._departed.values())
+            return last is not None and last.plain._base is tensor
 
     def scaled(self, tensors: Sequence[Any], factor: Any) -> None:
         """They were."""
