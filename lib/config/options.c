@@ -161,6 +161,11 @@ const rft_option rft_options[] = {
      "other process can change it. A worker needs the publisher's user, /proc and PID namespace, "
      "and Linux 5.1. require fails where it is not to be had; off sends everything through "
      "sockets."},
+    {"broadcast.host_image", IN(broadcast_host_image), RFT_CHOICE, "auto", 0, REFIT_HOST_IMAGE_OFF,
+     "auto|off",
+     "Workers of a host that is not the publisher's receive a version once: one of them gets its "
+     "frames, and the others map its memory, as with broadcast.shm and under the same conditions. "
+     "off, at either end, or broadcast.shm: off at a worker, lets each receive it for itself."},
     {"broadcast.gpu", IN(broadcast_gpu), RFT_CHOICE, "auto", 0, REFIT_GPU_STORE,
      "auto|require|off|store",
      "Workers on the trainer's own GPU read the weights in its memory: in the tensors themselves "

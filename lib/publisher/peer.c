@@ -43,11 +43,17 @@ void rft_peer_name_bind(const char *key_name, const char *own_name, char name[RF
     }
 }
 
+static void peer_free(rft_peer *peer)
+{
+    rft_bytes_close(&peer->have);
+    rft_free(peer);
+}
+
 void rft_peers_close(rft_peers *peers)
 {
     rft_peers_forget_lost(peers);
     while (peers->count > 0) {
-        rft_free(peers->live[--peers->count]);
+        peer_free(peers->live[--peers->count]);
     }
     rft_free(peers->live);
     rft_free(peers->lost);
@@ -124,7 +130,7 @@ static void list_remove(rft_peer **list, uint32_t *count, const rft_peer *peer)
 static void forget_one(rft_peers *peers, rft_peer *lost)
 {
     list_remove(peers->lost, &peers->lost_count, lost);
-    rft_free(lost);
+    peer_free(lost);
 }
 
 /* A worker that comes and goes all the time while no version begins is remembered once. Members are
@@ -155,7 +161,7 @@ void rft_peers_lose(rft_peers *peers, rft_peer *peer)
 void rft_peers_forget_lost(rft_peers *peers)
 {
     while (peers->lost_count > 0) {
-        rft_free(peers->lost[--peers->lost_count]);
+        peer_free(peers->lost[--peers->lost_count]);
     }
 }
 
@@ -183,11 +189,25 @@ void rft_peer_take_back(rft_peer *peer, uint64_t version)
     }
 }
 
-bool rft_peer_has_credit(const rft_peer *peer)
+bool rft_path_reads_slot(refit_path path)
 {
-    const rft_task *task = &peer->task;
+    return path == REFIT_PATH_SHM || path == REFIT_PATH_CUDA_IPC;
+}
+
+static bool has_frame(const rft_peer *peer, uint32_t sequence)
+{
+    const unsigned char *bits = peer->have.data;
+    return sequence / 8 < peer->have.count && (bits[sequence / 8] >> sequence % 8 & 1) != 0;
+}
+
+bool rft_peer_takes_frame(rft_peer *peer, const rft_store *store)
+{
+    rft_task *task = &peer->task;
     bool open = task->stage == RFT_STAGE_OFFERED && task->path == REFIT_PATH_SOCKET;
-    return open && task->credits > 0;
+    if (!open || task->credits <= 0) return false;
+    while (task->cursor < store->ready_count && has_frame(peer, store->ready[task->cursor]))
+        task->cursor++;
+    return task->cursor < store->ready_count;
 }
 
 bool rft_peer_next_frame(rft_peer *peer, const rft_store *store, uint32_t *sequence, bool *again)
@@ -200,7 +220,7 @@ bool rft_peer_next_frame(rft_peer *peer, const rft_store *store, uint32_t *seque
         memmove(task->resend, task->resend + 1, --task->resend_count * sizeof task->resend[0]);
         return true;
     }
-    if (!rft_peer_has_credit(peer) || task->cursor >= store->ready_count) return false;
+    if (!rft_peer_takes_frame(peer, store)) return false;
     task->credits -= RFT_CREDIT;
     *sequence = store->ready[task->cursor++];
     return true;

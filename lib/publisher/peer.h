@@ -35,7 +35,11 @@ typedef struct rft_task {
     rft_stage stage;
     uint64_t version;
     uint64_t base;   /* version that its frames may leave blocks out against; 0: none */
-    refit_path path; /* anything but SOCKET: it reads the slot, no frames are sent */
+    refit_path path; /* anything but SOCKET: no frames are sent */
+    bool share;      /* it was told to share its image, and has not said that it does not */
+    int64_t asked;   /* when it was told so */
+    bool sealed;     /* with NEIGHBOR: it was sent SEAL, so that what it mapped is whole */
+    char segment[RFT_SEGMENT_NAME_BYTES]; /* with NEIGHBOR: of that image */
     int32_t credits; /* in parts (wire/frame.h): while any is left it may be sent a frame */
     uint32_t cursor; /* how many of the ready frames it has been sent */
     uint32_t resend[RFT_RESEND_ROOM];
@@ -44,6 +48,13 @@ typedef struct rft_task {
     uint32_t pieces_sent;  /* sequence of the last PIECES; 0: it comes as a whole */
     uint32_t pieces_taken; /* it reads no more of them up to this one */
 } rft_task;
+
+/* What a worker shares with the others of its host (neighbors.h). */
+typedef struct rft_shared_image {
+    uint64_t version; /* whose frames go there, or went; 0: there is no such image */
+    bool whole;       /* all of them are there, and were verified */
+    char segment[RFT_SEGMENT_NAME_BYTES];
+} rft_shared_image;
 
 /* A version whose slot a worker's user may be reading; 0: none. */
 typedef struct rft_lend {
@@ -63,6 +74,10 @@ typedef struct rft_peer {
     bool pieces;     /* it takes versions piece by piece */
     bool named_gpu;  /* it said which GPU it is on: `uuid` */
     unsigned char uuid[RFT_UUID_BYTES];
+    char place[RFT_SEGMENT_PLACE_BYTES]; /* where it shares images; empty: it does not */
+    rft_shared_image image;
+    uint64_t alone;  /* a version that it receives for itself; 0: none so far */
+    rft_bytes have;  /* frames of its task that it has had from another worker, as PULL says them */
     bool delta;      /* it takes sparse blocks */
     bool zstd;       /* it takes packed ones */
     refit_path path; /* of its last offer; before the first, of the next one */
@@ -120,8 +135,12 @@ refit_path rft_peer_reads(const rft_peer *peer, uint64_t version);
 void rft_peer_lend(rft_peer *peer, uint64_t version, refit_path path);
 void rft_peer_take_back(rft_peer *peer, uint64_t version);
 
-/* Whether it may be sent a frame that is not a repeated one. */
-bool rft_peer_has_credit(const rft_peer *peer);
+/* Whether the way leads through the slot of the store, or of the GPU. */
+bool rft_path_reads_slot(refit_path path);
+
+/* Whether it may be sent a frame that is not a repeated one: it has credit, and a frame is ready
+ * that it was not sent and does not have. */
+bool rft_peer_takes_frame(rft_peer *peer, const rft_store *store);
 /* The next frame to send it: its place among `ready`, or one asked for again, which takes no
  * credit. False: none now. */
 bool rft_peer_next_frame(rft_peer *peer, const rft_store *store, uint32_t *sequence, bool *again);

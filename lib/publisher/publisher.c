@@ -997,6 +997,7 @@ static void stats_fill(const refit_publisher *publisher, refit_stats *stats)
     stats->workers = rft_peers_count_subscribed(&server->peers);
     stats->workers_shm = rft_peers_count_path(&server->peers, REFIT_PATH_SHM);
     stats->workers_gpu = rft_peers_count_path(&server->peers, REFIT_PATH_CUDA_IPC);
+    stats->workers_neighbor = rft_peers_count_path(&server->peers, REFIT_PATH_NEIGHBOR);
     stats->publish_shm_bytes_total += server->counts.shm_bytes;
     stats->publish_gpu_bytes_total += server->counts.gpu_bytes;
     stats->publish_pinned_bytes = publisher->pinned_bytes;

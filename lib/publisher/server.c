@@ -78,7 +78,9 @@ static void reset_peer(rft_server *server, rft_peer *peer)
         if (rft_peer_reads(peer, slot->version) == REFIT_PATH_SHM) slot->tainted = true;
     }
     memset(peer->lends, 0, sizeof peer->lends);
+    server->regroup |= rft_neighbors_withdraw(peer);
     peer->task = (rft_task){0};
+    peer->alone = 0;
     peer->failed_version = 0;
     peer->has_manifest = false;
     peer->subscribed = false;
@@ -421,6 +423,12 @@ static void note_gpu(rft_peer *peer, const rft_message *hello)
     if (peer->named_gpu) memcpy(peer->uuid, uuid.data, sizeof peer->uuid);
 }
 
+static void note_place(const rft_server *server, rft_peer *peer, const rft_message *hello)
+{
+    bool shares = server->config->broadcast_host_image != REFIT_HOST_IMAGE_OFF;
+    rft_view_print(shares ? hello->as.hello.image : (rft_view){0}, peer->place, sizeof peer->place);
+}
+
 static bool is_recent(int64_t at, int64_t now)
 {
     return at != 0 && now < rft_after_ms(at, RFT_QUERY_LIMIT_MS);
@@ -488,6 +496,7 @@ static void answer_hello(rft_server *server, const rft_peer_id *from, rft_peer *
     peer->window = window_for(server, hello->as.hello.window);
     peer->delta = hello->as.hello.delta;
     peer->zstd = hello->as.hello.zstd;
+    note_place(server, peer, hello);
     note_gpu(peer, hello);
     /* A version above the current one was never committed: no worker holds it. */
     bool ours = hello->as.hello.held.epoch == server->epoch &&
@@ -503,6 +512,7 @@ static const char *path_words(refit_path path)
     switch (path) {
     case REFIT_PATH_CUDA_IPC: return "the memory of its GPU";
     case REFIT_PATH_SHM: return "shared memory";
+    case REFIT_PATH_NEIGHBOR:
     case REFIT_PATH_SOCKET:
     case REFIT_PATH_NONE: break;
     }
@@ -587,11 +597,42 @@ static bool is_task(const rft_peer *peer, uint64_t version)
     return peer->task.stage != RFT_STAGE_NONE && peer->task.version == version;
 }
 
+/* What the first PULL of a worker says that is to share its image. */
+static void note_image(rft_server *server, rft_peer *peer, rft_view segment)
+{
+    rft_task *task = &peer->task;
+    if (!task->share || peer->image.version == task->version) return;
+    server->regroup = true;
+    if (segment.count == 0 || segment.count >= RFT_SEGMENT_NAME_BYTES) {
+        task->share = false;
+        return;
+    }
+    peer->image = (rft_shared_image){.version = task->version};
+    rft_view_print(segment, peer->image.segment, sizeof peer->image.segment);
+}
+
+/* Notes the frames that the worker has already. Without memory for that it is sent them again. */
+static bool note_have(const rft_server *server, rft_peer *peer, rft_view have)
+{
+    rft_bytes_reset(&peer->have);
+    if (have.count != ((size_t)server->store->manifest->frame_count + 7) / 8) return false;
+    (void)rft_bytes_append(&peer->have, have.data, have.count, NULL);
+    return true;
+}
+
 static void answer_pull(rft_server *server, rft_peer *peer, const rft_message *message, int64_t now)
 {
-    (void)server, (void)now;
+    (void)now;
     rft_task *task = &peer->task;
+    rft_view have = message->as.pull.have;
     if (!is_task(peer, message->as.pull.version)) return;
+    bool fetching = task->stage == RFT_STAGE_OFFERED && task->path == REFIT_PATH_SOCKET;
+    if (fetching) note_image(server, peer, message->as.pull.image);
+    if (fetching && have.count > 0 && !note_have(server, peer, have)) {
+        break_off(server, peer, REFIT_ERR_PROTOCOL,
+                  "it has other frames of a version than there are");
+        return;
+    }
     int64_t most = (int64_t)peer->window * RFT_CREDIT;
     int64_t credits = task->credits + (int64_t)message->as.pull.credits * RFT_CREDIT;
     task->credits = (int32_t)(credits < most ? credits : most);
@@ -654,7 +695,7 @@ static void answer_resend(rft_server *server, rft_peer *peer, const rft_message 
 static void answer_stray(rft_server *server, rft_peer *peer, uint64_t version)
 {
     if (version == server->current.version && peer->task.stage == RFT_STAGE_NONE) {
-        if (peer->path != REFIT_PATH_SOCKET) rft_peer_lend(peer, version, peer->path);
+        if (rft_path_reads_slot(peer->path)) rft_peer_lend(peer, version, peer->path);
         rft_server_send_commit(server, peer, version);
     } else {
         rft_server_send_abort(server, peer, version, REFIT_ERR_STALE,
@@ -670,6 +711,20 @@ static void fail_digest(rft_server *server, rft_peer *peer)
     peer->task = (rft_task){0};
     peer->failed_version = version;
     rft_transaction_blame(server, peer, REFIT_ERR_CORRUPT, reason);
+}
+
+/* The worker has verified what it received: others that mapped it may look. */
+static void show_image(rft_server *server, rft_peer *receiver)
+{
+    if (receiver->image.version != receiver->task.version) return;
+    receiver->image.whole = true;
+    for (uint32_t i = 0; i < server->peers.count; i++) {
+        rft_peer *peer = server->peers.live[i];
+        bool maps = peer->task.stage == RFT_STAGE_OFFERED &&
+                    peer->task.version == receiver->image.version &&
+                    peer->task.path == REFIT_PATH_NEIGHBOR && !peer->task.sealed;
+        if (maps) rft_server_send_seal(server, peer);
+    }
 }
 
 static void answer_staged(rft_server *server, rft_peer *peer, const rft_message *message,
@@ -697,6 +752,7 @@ static void answer_staged(rft_server *server, rft_peer *peer, const rft_message 
         return;
     }
     peer->task.stage = RFT_STAGE_STAGED;
+    show_image(server, peer);
     if (version == transaction->version) rft_transaction_forgive(server, peer);
     if (!is_committed(server, version)) {
         peer->due = 0;
@@ -756,11 +812,21 @@ static void answer_taken(rft_server *server, rft_peer *peer, const rft_message *
 
 /* Its base is not there after all, or is not the committed one, for example because the caller
  * wrote into it. A difference in a block that travels as the same is only found by the digests at
- * the end: CORRUPT. */
-static bool has_bad_base(const rft_task *task, refit_status code)
+ * the end: CORRUPT. So is one in what it had from another worker. */
+static bool has_bad_base(const rft_peer *peer, refit_status code)
 {
-    bool fetching = task->stage == RFT_STAGE_OFFERED && task->base != 0;
+    bool builds = peer->task.base != 0 || peer->have.count > 0;
+    bool fetching = peer->task.stage == RFT_STAGE_OFFERED && builds;
     return fetching && (code == REFIT_ERR_STALE || code == REFIT_ERR_CORRUPT);
+}
+
+/* A neighbor's image is not to be had, or not what it should be: the worker receives the version
+ * for itself. */
+static void offer_alone(rft_server *server, rft_peer *peer, int64_t now)
+{
+    peer->alone = peer->task.version;
+    peer->task = (rft_task){0};
+    rft_server_offer(server, peer, now);
 }
 
 /* The same version once more, built on nothing. */
@@ -800,9 +866,18 @@ static void answer_failed(rft_server *server, rft_peer *peer, const rft_message 
         return;
     }
     if (!message->as.failed.kept) peer->held = (rft_version_id){0};
+    if (version == 0 || version == peer->image.version || (current && peer->task.share))
+        server->regroup |= rft_neighbors_withdraw(peer);
     if (!current && version != 0) return;
     rft_view_print(message->as.failed.reason, reason, sizeof reason);
-    if (current && has_bad_base(&peer->task, code)) {
+    if (current && peer->task.path == REFIT_PATH_NEIGHBOR &&
+        peer->task.stage == RFT_STAGE_OFFERED) {
+        rft_log(REFIT_LOG_WARNING, "worker %s receives version %" PRIu64 " for itself: %s",
+                peer->name, version, reason);
+        offer_alone(server, peer, now);
+        return;
+    }
+    if (current && has_bad_base(peer, code)) {
         rft_log(REFIT_LOG_WARNING, "worker %s is sent version %" PRIu64 " whole: %s", peer->name,
                 version, reason);
         offer_whole(server, peer, now);
@@ -928,6 +1003,16 @@ static int64_t silence_at(const rft_server *server, const rft_peer *peer)
     return rft_after_ms(peer->heard, server->config->broadcast_heartbeat_timeout_ms);
 }
 
+/* A worker that has no room for the version now, perhaps, is not waited for by the others. */
+static void tick_receiver(rft_server *server, rft_peer *peer, int64_t now)
+{
+    bool silent = peer->task.share && peer->image.version != peer->task.version;
+    int64_t due = rft_after_ms(peer->task.asked, server->config->broadcast_heartbeat_timeout_ms);
+    if (!silent || now < due) return;
+    peer->task.share = false;
+    server->regroup = true;
+}
+
 /* Returns whether the worker was evicted. */
 static bool tick_peer(rft_server *server, rft_peer *peer, int64_t now)
 {
@@ -953,7 +1038,9 @@ static bool tick_peer(rft_server *server, rft_peer *peer, int64_t now)
 void rft_server_tick(rft_server *server, int64_t now)
 {
     for (uint32_t i = 0; i < server->peers.count;) {
-        if (!tick_peer(server, server->peers.live[i], now)) i++;
+        if (tick_peer(server, server->peers.live[i], now)) continue;
+        tick_receiver(server, server->peers.live[i], now);
+        i++;
     }
     for (uint32_t i = 0; now >= server->next_beat && i < server->peers.count; i++) {
         if (server->peers.live[i]->subscribed) rft_server_send_beat(server, server->peers.live[i]);
@@ -984,9 +1071,8 @@ int64_t rft_server_tick_at(const rft_server *server)
 bool rft_server_wants_frames(const rft_server *server)
 {
     for (uint32_t i = 0; i < server->peers.count; i++) {
-        const rft_peer *peer = server->peers.live[i];
-        if (rft_peer_has_credit(peer) && peer->task.cursor < server->store->ready_count)
-            return true;
+        rft_peer *peer = server->peers.live[i];
+        if (rft_peer_takes_frame(peer, server->store)) return true;
     }
     return false;
 }

@@ -15,7 +15,7 @@
 #define RFT_SERVER_H
 
 #include "net/send_queue.h"
-#include "publisher/peer.h"
+#include "publisher/neighbors.h"
 #include "store/frames.h"
 #include "store/gpu_store.h"
 #include "store/store.h"
@@ -91,6 +91,7 @@ typedef struct rft_server {
     rft_cached_message committed; /* the seal of the committed version, as observers are told */
     rft_retire_list retired;      /* messages that the transport still holds */
     rft_query_limit query_limit;  /* of observers */
+    bool regroup; /* a worker shares an image since the last event, or one does no longer */
     rft_server_counts counts;
     rft_bytes scratch;
     int64_t next_beat;

@@ -156,8 +156,20 @@ static void send_lend(rft_server *server, rft_peer *peer, const rft_version_dige
     (void)rft_server_send(server, peer, &message);
 }
 
+/* Whether the worker maps a neighbor's image that is not whole: it is sent SEAL once it is. */
+static bool maps_partial(const rft_server *server, const rft_peer *peer)
+{
+    const rft_shared_image *image = NULL;
+    if (peer->task.path != REFIT_PATH_NEIGHBOR) return false;
+    return rft_neighbors_role(&server->peers, peer, peer->task.version, &image) !=
+               RFT_NEIGHBOR_MAPS ||
+           !image->whole || strcmp(image->segment, peer->task.segment) != 0;
+}
+
 void rft_server_send_seal(rft_server *server, rft_peer *peer)
 {
+    if (maps_partial(server, peer)) return;
+    peer->task.sealed = true;
     if (peer->task.path == REFIT_PATH_CUDA_IPC && peer->task.pieces_sent == 0)
         send_lend(server, peer, rft_store_served(server->store));
     send_sums(server, peer, &server->seal, rft_store_served(server->store));
@@ -242,6 +254,9 @@ static void send_offer(rft_server *server, rft_peer *peer, int64_t now)
     message.as.offer.frames = store->manifest->frame_count;
     message.as.offer.deadline_ms = offer_deadline(server, now);
     message.as.offer.lent = peer->task.path == REFIT_PATH_CUDA_IPC;
+    message.as.offer.share = peer->task.share;
+    message.as.offer.neighbor = peer->task.path == REFIT_PATH_NEIGHBOR;
+    message.as.offer.segment = rft_view_text(peer->task.segment);
     if (peer->task.path == REFIT_PATH_SHM) {
         const rft_slot *slot = rft_store_served_slot(store);
         message.as.offer.segment = rft_view_text(slot->buffer->segment.name);
@@ -277,14 +292,24 @@ void rft_server_offer(rft_server *server, rft_peer *peer, int64_t now)
                 peer->name, digests->version);
         return;
     }
-    bool delta = !peer->shm && holds_base(server, peer);
+    const rft_shared_image *image = NULL;
+    rft_neighbor_role role = RFT_NEIGHBOR_NONE;
+    if (path == REFIT_PATH_SOCKET && store->manifest->frame_count > 0)
+        role = rft_neighbors_role(&server->peers, peer, digests->version, &image);
+    if (role == RFT_NEIGHBOR_WAITS) return;
+    if (role == RFT_NEIGHBOR_MAPS) path = REFIT_PATH_NEIGHBOR;
+    bool delta = path == REFIT_PATH_SOCKET && !peer->shm && holds_base(server, peer);
     peer->path = path;
     peer->task = (rft_task){
         .stage = RFT_STAGE_OFFERED,
         .version = digests->version,
         .base = delta ? store->base : 0,
         .path = path,
+        .share = role == RFT_NEIGHBOR_RECEIVES,
+        .asked = now,
     };
+    if (image != NULL) strcpy(peer->task.segment, image->segment);
+    rft_bytes_reset(&peer->have);
     send_manifest(server, peer);
     send_offer(server, peer, now);
     if (is_sealed(server)) rft_server_send_seal(server, peer);
@@ -295,6 +320,8 @@ void rft_server_drop_task(rft_server *server, rft_peer *peer, refit_status code,
     rft_stage stage = peer->task.stage;
     if (stage == RFT_STAGE_OFFERED || stage == RFT_STAGE_STAGED) {
         rft_server_send_abort(server, peer, peer->task.version, code, reason);
+        if (peer->image.version == peer->task.version)
+            (void)rft_neighbors_withdraw(peer); /* the others drop the version, too */
         peer->task = (rft_task){0};
     }
 }

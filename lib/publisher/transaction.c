@@ -228,7 +228,7 @@ void rft_transaction_commit_peer(rft_server *server, rft_peer *peer)
     uint64_t bytes = server->store->manifest->payload_bytes;
     refit_path path = peer->task.path;
     peer->task.stage = RFT_STAGE_COMMITTING;
-    if (path != REFIT_PATH_SOCKET) rft_peer_lend(peer, peer->task.version, path);
+    if (rft_path_reads_slot(path)) rft_peer_lend(peer, peer->task.version, path);
     if (path == REFIT_PATH_SHM) server->counts.shm_bytes += bytes;
     if (path == REFIT_PATH_CUDA_IPC) server->counts.gpu_bytes += bytes;
     rft_server_send_commit(server, peer, peer->task.version);
@@ -491,11 +491,26 @@ static void evaluate_committing(rft_server *server, int64_t now)
                    transaction->result.text, is_gone(server) ? " with the next one" : "");
 }
 
-void rft_transaction_evaluate(rft_server *server, int64_t now)
+static void decide(rft_server *server, int64_t now)
 {
     if (server->transaction.undecided) return;
     if (server->transaction.state == RFT_TRANSACTION_STAGING) evaluate_staging(server, now);
     if (server->transaction.state == RFT_TRANSACTION_COMMITTING) evaluate_committing(server, now);
+}
+
+/* An image came, which others wait for, or one is gone, and another worker has to receive it. */
+static void regroup(rft_server *server, int64_t now)
+{
+    if (!server->regroup) return;
+    server->regroup = false;
+    rft_neighbors_drop_lost(&server->peers);
+    offer_rest(server, now);
+}
+
+void rft_transaction_evaluate(rft_server *server, int64_t now)
+{
+    decide(server, now);
+    regroup(server, now);
 }
 
 void rft_transaction_end_rollback(rft_server *server, int64_t now)

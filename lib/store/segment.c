@@ -36,6 +36,7 @@
 #include "base/user.h"
 #include "memory/budget.h"
 #include "memory/fork_map.h"
+#include "memory/procfile.h"
 #include "memory/slab_pins.h"
 
 /* Of Linux, where the C library's headers are older. */
@@ -75,6 +76,27 @@ static bool name_read(const char *name, segment_place *place)
     name_print(canonical, process, fd, place->inode);
     snprintf(place->path, sizeof place->path, "/proc/%u/fd/%u", process, fd);
     return strcmp(name, canonical) == 0;
+}
+
+#define BOOT_ID       "/proc/sys/kernel/random/boot_id"
+#define BOOT_ID_BYTES 37 /* with its end */
+
+void rft_segment_place(char place[RFT_SEGMENT_PLACE_BYTES])
+{
+    char boot[BOOT_ID_BYTES];
+    struct stat space;
+    place[0] = '\0';
+    if (!rft_procfile_read(BOOT_ID, boot, sizeof boot)) return;
+    if (stat("/proc/self/ns/pid", &space) != 0) return;
+    boot[strcspn(boot, "\n/")] = '\0';
+    snprintf(place, RFT_SEGMENT_PLACE_BYTES, "%s/%lu/%ju", boot, (unsigned long)geteuid(),
+             (uintmax_t)space.st_ino);
+}
+
+bool rft_segment_place_is_near(const char *one, const char *other)
+{
+    size_t length = strcspn(one, "/");
+    return length > 0 && strncmp(one, other, length + 1) == 0;
 }
 
 /* ---- Mapping */
@@ -189,10 +211,15 @@ static refit_status room_check(uint64_t bytes, rft_budget *room, refit_error *er
     return bytes > room->free_bytes ? room_failed(bytes, room, ENOMEM, error) : REFIT_OK;
 }
 
-static bool has_room(const rft_segment *segment)
+static bool is_filled(int fd, uint64_t bytes)
 {
     struct stat file;
-    return fstat(segment->fd, &file) == 0 && (uint64_t)file.st_blocks * 512 >= segment->bytes;
+    return fstat(fd, &file) == 0 && (uint64_t)file.st_blocks * BLOCK_BYTES >= bytes;
+}
+
+bool rft_segment_is_filled(const rft_segment *segment)
+{
+    return is_filled(segment->fd, segment->bytes);
 }
 
 /* Taken through the mapping, by several threads, it is mapped as well, so that writing it meets no
@@ -206,7 +233,7 @@ static refit_status room_take(rft_segment *segment, const rft_budget *room, refi
     if (madvise(segment->memory, 1, MADV_POPULATE_WRITE) == 0) {
         refit_status status = rft_touch_all(segment->memory, segment->bytes, &why);
         if (status != REFIT_OK) return room_failed(segment->bytes, room, why.subsystem, error);
-        if (has_room(segment)) return REFIT_OK;
+        if (is_filled(segment->fd, segment->bytes)) return REFIT_OK;
     }
     do {
         code = posix_fallocate(segment->fd, 0, (off_t)segment->bytes);
@@ -313,8 +340,12 @@ static refit_status file_check(int fd, uint64_t bytes, refit_error *error)
     RFT_REFUSE_IF(file.st_size < 0 || (uint64_t)file.st_size < bytes, error, REFIT_ERR_PROTOCOL,
                   "the trainer's memory has %jd bytes instead of %" PRIu64, (intmax_t)file.st_size,
                   bytes);
-    /* To read a page that is missing would take memory of the reader, and can fail. */
-    RFT_REFUSE_IF((uint64_t)file.st_blocks * BLOCK_BYTES < bytes, error, REFIT_ERR_SECURITY,
+    return REFIT_OK;
+}
+
+static refit_status fill_check(int fd, uint64_t bytes, refit_error *error)
+{
+    RFT_REFUSE_IF(!is_filled(fd, bytes), error, REFIT_ERR_SECURITY,
                   "the trainer offers memory that it has not filled");
     return REFIT_OK;
 }
@@ -335,8 +366,8 @@ static refit_status file_open(const segment_place *place, int *out, refit_error 
     return status;
 }
 
-refit_status rft_segment_attach_open(rft_segment *segment, const char *name, uint64_t bytes,
-                                     refit_error *error)
+static refit_status attach(rft_segment *segment, const char *name, uint64_t bytes, bool growing,
+                           refit_error *error)
 {
     refit_status status;
     segment_place place;
@@ -347,6 +378,7 @@ refit_status rft_segment_attach_open(rft_segment *segment, const char *name, uin
                   "same refit at both ends");
     RFT_TRY(file_open(&place, &segment->fd, error));
     RFT_TRY_GOTO(file_check(segment->fd, needed, error), undo_file);
+    if (!growing) RFT_TRY_GOTO(fill_check(segment->fd, needed, error), undo_file);
     RFT_TRY_GOTO(memory_map(segment, needed, PROT_READ, MAP_SHARED, segment->fd, error), undo_file);
     strcpy(segment->name, name);
     return REFIT_OK;
@@ -355,6 +387,12 @@ undo_file:
     rft_forks_close(segment->fd);
     segment_reset(segment);
     return status;
+}
+
+refit_status rft_segment_attach_open(rft_segment *segment, const char *name, uint64_t bytes,
+                                     refit_error *error)
+{
+    return attach(segment, name, bytes, false, error);
 }
 
 /* A system that counts all that could be written (vm.overcommit_memory 2) may refuse that much:
@@ -377,6 +415,28 @@ refit_status rft_segment_attach(rft_segment *segment, const char *name, uint64_t
     refit_status status = view_map(segment, error);
     rft_forks_close(segment->fd);
     segment->fd = -1;
+    if (status != REFIT_OK) rft_segment_close(segment);
+    return status;
+}
+
+refit_status rft_segment_attach_growing(rft_segment *segment, const char *name, uint64_t bytes,
+                                        refit_error *error)
+{
+    RFT_TRY(attach(segment, name, bytes, true, error));
+    refit_status status = view_map(segment, error);
+    if (status != REFIT_OK) rft_segment_close(segment);
+    return status;
+}
+
+/* Written by the owner alone, it has the owner's user write to a view, too. */
+refit_status rft_segment_create_growing(rft_segment *segment, uint64_t bytes, refit_error *error)
+{
+    rft_budget room;
+    uint64_t needed = bytes == 0 ? 1 : bytes;
+    segment_reset(segment);
+    RFT_TRY(room_check(needed, &room, error));
+    RFT_TRY(sealed_make_alone(segment, needed, error));
+    refit_status status = view_map(segment, error);
     if (status != REFIT_OK) rft_segment_close(segment);
     return status;
 }

@@ -25,6 +25,14 @@
 
 #define RFT_SEGMENT_NAME_BYTES 48
 
+/* Where this process can be reached by a segment's name, as text: the machine, the user and the PID
+ * namespace, with '/' between them. Processes of one place can attach each other's segments, as far
+ * as they show each other their /proc. Empty where the system does not tell. */
+#define RFT_SEGMENT_PLACE_BYTES 96
+void rft_segment_place(char place[RFT_SEGMENT_PLACE_BYTES]);
+/* Whether both are of one machine. */
+bool rft_segment_place_is_near(const char *one, const char *other);
+
 /* Mapped memory, for readers of it beyond the segment's close. */
 typedef struct rft_kept rft_kept;
 
@@ -33,13 +41,18 @@ typedef struct rft_segment {
     unsigned char *memory;             /* NULL: not open */
     unsigned char *view;               /* what the user of a reader is given; else NULL */
     uint64_t bytes;
-    int fd;         /* opened by the owner for writing, or by rft_segment_attach_open; else -1 */
+    int fd;         /* opened by the owner for writing, or by a reader that keeps it; else -1 */
     rft_kept *kept; /* NULL: unmapped by close */
 } rft_segment;
 
 /* Creates and maps one, read-write. REFIT_ERR_SYSTEM: the system has no such memory, or not so much
  * of it, or another process kept the memory open for writing while it was made. */
 refit_status rft_segment_create(rft_segment *segment, uint64_t bytes, refit_error *error);
+
+/* The same for an owner that fills it while others have it attached already
+ * (rft_segment_attach_growing): its memory is taken page by page, by the owner's writes. With a
+ * view, for the owner's user. */
+refit_status rft_segment_create_growing(rft_segment *segment, uint64_t bytes, refit_error *error);
 
 /* Private memory of this process, for where no worker shares it. It is taken page by page, but
  * refused at once where the machine or the cgroup has not so much: REFIT_ERR_HOST_MEMORY. */
@@ -59,6 +72,14 @@ refit_status rft_segment_create_sparse(rft_segment *segment, uint64_t bytes, ref
  * REFIT_ERR_SECURITY: another user's, not sealed, or not filled; REFIT_ERR_SYSTEM. */
 refit_status rft_segment_attach(rft_segment *segment, const char *name, uint64_t bytes,
                                 refit_error *error);
+
+/* The same while its owner may still be filling it: only what the owner is known to have written
+ * may be read, until rft_segment_is_filled. Keeps the descriptor. */
+refit_status rft_segment_attach_growing(rft_segment *segment, const char *name, uint64_t bytes,
+                                        refit_error *error);
+/* Whether no page is missing any more, of one that was attached so: to read such a page would take
+ * memory of the reader, and can fail. */
+bool rft_segment_is_filled(const rft_segment *segment);
 
 /* The view has the owner's bytes again, whatever was written there. Nothing reads it. */
 void rft_segment_reset_view(rft_segment *segment);

@@ -5,6 +5,7 @@
  * Uses are bits, because one image can be held and lent at once (an accepted update that is still
  * open). When the last bit is dropped the image forgets its manifest and its mapping; its private
  * memory stays for the next version until trim, so that versions of one manifest allocate nothing.
+ * Memory that neighbors have mapped is not used again, and is given back at once.
  * Knows nothing of the protocol: the session decides which image is taken when.
  */
 #include "subscriber/images.h"
@@ -119,6 +120,55 @@ refit_status rft_images_take_private(rft_images *images, rft_catalog *catalog, r
     return REFIT_OK;
 }
 
+/* ---- Images shared among neighbors: the version's bytes, then a mark for each frame */
+
+/* Where the marks begin, and the bytes of all. */
+static bool lay_out(const rft_manifest *manifest, uint64_t *marks, uint64_t *bytes)
+{
+    return rft_align_u64(manifest->store_bytes, RFT_TENSOR_ALIGNMENT, marks) &&
+           rft_add_u64(*marks, manifest->frame_count, bytes);
+}
+
+static refit_status refuse_size(refit_error *error)
+{
+    return rft_fail(error, REFIT_ERR_LIMIT, "no memory has room for the version");
+}
+
+refit_status rft_images_take_shared(rft_images *images, rft_catalog *catalog, rft_image **out,
+                                    refit_error *error)
+{
+    uint64_t marks, bytes;
+    rft_image *image = find_free(images->private, error);
+    if (image == NULL) return REFIT_ERR_BUSY;
+    if (!lay_out(catalog->manifest, &marks, &bytes)) return refuse_size(error);
+    rft_images_trim_private(images);
+    RFT_TRY(rft_segment_create_growing(&image->memory, bytes, error));
+    begin_use(image, catalog, image->memory.memory);
+    image->view = image->memory.view;
+    image->marks = (atomic_uchar *)(void *)(image->memory.memory + marks);
+    *out = image;
+    return REFIT_OK;
+}
+
+void rft_image_mark(rft_image *image, uint32_t sequence)
+{
+    if (image->marks == NULL) return;
+    atomic_store_explicit(&image->marks[sequence], 1, memory_order_release);
+}
+
+bool rft_image_is_marked(const rft_image *image, uint32_t sequence)
+{
+    return atomic_load_explicit(&image->marks[sequence], memory_order_acquire) != 0;
+}
+
+bool rft_image_is_whole(const rft_image *image)
+{
+    for (uint32_t i = 0; i < image->catalog->manifest->frame_count; i++) {
+        if (!rft_image_is_marked(image, i)) return false;
+    }
+    return rft_segment_is_filled(&image->mapping->segment);
+}
+
 /* ---- Shared memory */
 
 static rft_mapping *find_mapping(rft_images *images, const char *name, uint64_t bytes)
@@ -147,16 +197,43 @@ static rft_mapping *find_unused(rft_images *images)
     return unused;
 }
 
+typedef refit_status (*attach_fn)(rft_segment *segment, const char *name, uint64_t bytes,
+                                  refit_error *error);
+
 /* A segment that is mapped already, or one that takes the place of an unused one. */
 static refit_status get_mapping(rft_images *images, const char *name, uint64_t bytes,
-                                rft_mapping **out, refit_error *error)
+                                attach_fn attach, rft_mapping **out, refit_error *error)
 {
     *out = find_mapping(images, name, bytes);
     if (*out != NULL) return REFIT_OK;
     rft_mapping *unused = find_unused(images);
     memory_close(&unused->segment, &unused->pinning);
-    RFT_TRY(rft_segment_attach(&unused->segment, name, bytes, error));
+    RFT_TRY(attach(&unused->segment, name, bytes, error));
     *out = unused;
+    return REFIT_OK;
+}
+
+refit_status rft_images_take_neighbor(rft_images *images, rft_catalog *catalog, const char *name,
+                                      rft_image **out, refit_error *error)
+{
+    refit_error why;
+    uint64_t marks, bytes;
+    rft_mapping *mapping;
+    rft_image *image = find_free(images->shm, error);
+    if (image == NULL) return REFIT_ERR_BUSY;
+    if (!lay_out(catalog->manifest, &marks, &bytes)) return refuse_size(error);
+    refit_status status =
+        get_mapping(images, name, bytes, rft_segment_attach_growing, &mapping, &why);
+    RFT_REFUSE_IF(status != REFIT_OK, error, REFIT_ERR_UNSUPPORTED,
+                  "the image that another worker of this host receives cannot be mapped: %s",
+                  why.text);
+    rft_images_trim_private(images);
+    mapping->users++;
+    image->mapping = mapping;
+    begin_use(image, catalog, mapping->segment.memory);
+    image->view = mapping->segment.view;
+    image->marks = (atomic_uchar *)(void *)(mapping->segment.memory + marks);
+    *out = image;
     return REFIT_OK;
 }
 
@@ -172,7 +249,7 @@ refit_status rft_images_take_shm(rft_images *images, rft_catalog *catalog, const
                   "no version can lie at offset %llu of the publisher's segment",
                   (unsigned long long)offset);
     rft_mapping *mapping;
-    RFT_TRY(get_mapping(images, name, bytes, &mapping, error));
+    RFT_TRY(get_mapping(images, name, bytes, rft_segment_attach, &mapping, error));
     mapping->users++;
     image->mapping = mapping;
     image->seqlock =
@@ -239,6 +316,7 @@ static void leave_mappings(rft_image *image)
     image->gpu = NULL;
     image->pieces = NULL;
     image->seqlock = NULL;
+    image->marks = NULL;
 }
 
 void rft_image_drop_use(rft_image *image, rft_image_use use)
@@ -253,6 +331,7 @@ void rft_image_drop_use(rft_image *image, rft_image_use use)
     image->catalog = NULL;
     image->bytes = NULL;
     image->view = NULL;
+    if (image->memory.view != NULL) memory_close(&image->memory, &image->pinning);
     leave_mappings(image);
 }
 

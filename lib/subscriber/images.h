@@ -3,9 +3,15 @@
  *
  * There are two of each kind. A private image is memory of this process, filled with frames (the
  * socket path), and allocated when it is first needed. Two kinds are mapped and read where they
- * are: `shm`, a slot of the publisher's store, and `gpu`, the publisher's memory of the GPU that
- * both are on. An image is in use while it is being staged, while it is the base of the next
- * version, or while it is lent to the user as an open update.
+ * are: `shm`, a slot of the publisher's store, or an image that a neighbor shares; and `gpu`, the
+ * publisher's memory of the GPU that both are on. An image is in use while it is being staged,
+ * while it is the base of the next version, or while it is lent to the user as an open update.
+ *
+ * A private image can be shared with the neighbors, the other workers of the host: then it is a
+ * segment with a mark after the bytes for each frame that is there. It serves one version, after
+ * which nothing is written there again, and its memory is given back as soon as nothing here uses
+ * it. A neighbor maps it from the first frame on, so that it can go on from the marks where the
+ * worker that fills it is lost.
  *
  * The rule: an image is taken for a new version only when nothing uses it. So with two private
  * images a version can be fetched while the update before it, accepted, is still open; and while an
@@ -17,6 +23,8 @@
  */
 #ifndef RFT_IMAGES_H
 #define RFT_IMAGES_H
+
+#include <stdatomic.h>
 
 #include "store/buffer.h"
 #include "store/segment.h"
@@ -42,7 +50,7 @@ typedef enum rft_image_use {
     RFT_IMAGE_LENT = 4,   /* an update is waiting for the user, or open */
 } rft_image_use;
 
-/* One segment of the publisher, mapped once for all images in it. */
+/* One segment of the publisher or a neighbor, mapped once for all images in it. */
 typedef struct rft_mapping {
     rft_segment segment;
     rft_pinning pinning; /* of all of it, once the user copied from there to a GPU */
@@ -56,12 +64,16 @@ typedef struct rft_image {
                                    written there stays there */
     rft_catalog *catalog;       /* NULL when free */
     rft_version_id id;          /* which version it is, once verified */
-    rft_segment memory;         /* private images: kept while free, for the next version */
+    rft_segment memory;         /* private images: kept while free, for the next version, unless
+                                   it is shared */
     rft_pinning pinning;        /* of `memory`, as of a mapping */
     rft_mapping *mapping;       /* images in shared memory */
+    atomic_uchar *marks;        /* of an image shared among neighbors: a frame, 1 if it is there,
+                                   written by the worker that fills it; NULL: it is not shared */
     rft_gpu_version *gpu;       /* images in a GPU's memory, once it is mapped */
     rft_piece_queue *pieces;    /* of those that come piece by piece, and lie nowhere as a whole */
-    const rft_seqlock *seqlock; /* of shm and gpu; NULL: a private image */
+    const rft_seqlock *seqlock; /* of the publisher's memory; NULL: a private image, or a
+                                   neighbor's, whose bytes are final once it is whole */
     uint64_t generation;        /* of the seqlock when the image was verified */
 } rft_image;
 
@@ -84,9 +96,25 @@ void rft_images_close(rft_images *images);
 refit_status rft_images_take_private(rft_images *images, rft_catalog *catalog, rft_image **out,
                                      refit_error *error);
 
-/* The same for the slot at `offset` of the segment `name`. Also REFIT_ERR_PROTOCOL (the offset is
- * not aligned, or the segment is too short), REFIT_ERR_NOT_FOUND, REFIT_ERR_SECURITY,
- * REFIT_ERR_SYSTEM.
+/* The same in memory that neighbors can map by the name image->memory.name. Private images that
+ * nothing uses give their memory back. Also REFIT_ERR_SYSTEM: there is no such memory. */
+refit_status rft_images_take_shared(rft_images *images, rft_catalog *catalog, rft_image **out,
+                                    refit_error *error);
+/* Such an image of a neighbor, which may still be filling it. REFIT_ERR_BUSY,
+ * REFIT_ERR_UNSUPPORTED: it cannot be mapped. */
+refit_status rft_images_take_neighbor(rft_images *images, rft_catalog *catalog, const char *name,
+                                      rft_image **out, refit_error *error);
+/* Marks a frame as there, in the image that this worker fills. Nothing for one that is not shared.
+ */
+void rft_image_mark(rft_image *image, uint32_t sequence);
+/* Whether the neighbor has. */
+bool rft_image_is_marked(const rft_image *image, uint32_t sequence);
+/* Whether the neighbor has marked all frames, and no page is missing. */
+bool rft_image_is_whole(const rft_image *image);
+
+/* The same as rft_images_take_private for the slot at `offset` of the segment `name`. Also
+ * REFIT_ERR_PROTOCOL (the offset is not aligned, or the segment is too short), REFIT_ERR_NOT_FOUND,
+ * REFIT_ERR_SECURITY, REFIT_ERR_SYSTEM.
  */
 refit_status rft_images_take_shm(rft_images *images, rft_catalog *catalog, const char *name,
                                  uint64_t offset, rft_image **out, refit_error *error);
@@ -123,7 +151,7 @@ void rft_image_drop_use(rft_image *image, rft_image_use use);
 
 /* Notes the seqlock. False while the publisher is writing there. */
 bool rft_image_note_seqlock(rft_image *image);
-/* Whether the bytes are still the verified ones: always for a private image. Any thread that
+/* Whether the bytes are still the verified ones: always where there is no seqlock. Any thread that
  * has the image lent. */
 bool rft_image_is_intact(const rft_image *image);
 

@@ -6,6 +6,11 @@
  * window bounds the credits granted with PULL (wire/frame.h); as many frames may be asked for
  * again with RESEND, and no more wait at once.
  *
+ * The image may be one that the other workers of the host map: its name goes out with the first
+ * PULL, and each frame that is placed there is marked. Such a worker waits for SEAL, which the
+ * publisher sends when the one that fills the image has verified it; if that one is lost first, it
+ * copies the marked frames and fetches the rest.
+ *
  * In memory of the publisher (its shared memory, or its memory of the GPU that both are on) the
  * version does not travel: it is mapped, and SEAL's digests are checked against each other, or,
  * with broadcast.verify: always, against the bytes, part by part. Or it lies there piece by piece
@@ -179,6 +184,7 @@ void rft_receive_close(rft_receive *receive)
     rft_bytes_close(&receive->tensor_digests);
     rft_bytes_close(&receive->areas);
     rft_bytes_close(&receive->places);
+    rft_bytes_close(&receive->have);
 }
 
 void rft_receive_drop(rft_receive *receive)
@@ -186,6 +192,8 @@ void rft_receive_drop(rft_receive *receive)
     gpu_verify_end(&receive->gpu);
     rft_image_drop_use(receive->image, RFT_IMAGE_STAGED);
     receive->image = NULL;
+    rft_image_drop_use(receive->left, RFT_IMAGE_STAGED);
+    receive->left = NULL;
     rft_catalog_release(receive->catalog);
     receive->catalog = NULL;
     receive->phase = RFT_RECEIVE_NONE;
@@ -202,13 +210,36 @@ rft_image *rft_receive_take(rft_receive *receive)
 
 /* ---- The offer */
 
+rft_image *rft_receive_leave(rft_receive *receive, uint64_t version)
+{
+    rft_image *image = receive->image;
+    bool ours = receive->phase == RFT_RECEIVE_FETCHING && receive->path == REFIT_PATH_NEIGHBOR &&
+                receive->version == version;
+    if (!ours) return NULL;
+    receive->image = NULL;
+    return image;
+}
+
+/* Of another manifest it is of no use. */
+void rft_receive_resume(rft_receive *receive, rft_image *left)
+{
+    bool fits = left != NULL && receive->path == REFIT_PATH_SOCKET &&
+                left->catalog->manifest == receive->catalog->manifest;
+    if (!fits) rft_image_drop_use(left, RFT_IMAGE_STAGED);
+    receive->left = fits ? left : NULL;
+    receive->left_next = 0;
+}
+
 /* Notes where the version lies, or that it comes in frames. */
 static void place(rft_receive *receive, const rft_message *offer)
 {
     rft_view name = offer->as.offer.segment;
-    receive->path = offer->as.offer.lent ? REFIT_PATH_CUDA_IPC
-                    : name.count > 0     ? REFIT_PATH_SHM
-                                         : REFIT_PATH_SOCKET;
+    receive->path = offer->as.offer.lent       ? REFIT_PATH_CUDA_IPC
+                    : offer->as.offer.neighbor ? REFIT_PATH_NEIGHBOR
+                    : name.count > 0           ? REFIT_PATH_SHM
+                                               : REFIT_PATH_SOCKET;
+    receive->share = offer->as.offer.share && receive->path == REFIT_PATH_SOCKET;
+    receive->announced = false;
     rft_view_print(name, receive->segment, sizeof receive->segment);
     receive->segment_offset = offer->as.offer.segment_offset;
     receive->lock[0] = '\0';
@@ -285,10 +316,49 @@ static refit_status prepare_reassembly(rft_receive *receive, const unsigned char
     return REFIT_OK;
 }
 
+/* The frames that are there, as PULL says them. Without memory for that they come once more. */
+static rft_view list_taken(rft_receive *receive)
+{
+    const rft_reassembly *reassembly = receive->reassembly;
+    uint32_t frames = receive->catalog->manifest->frame_count;
+    rft_bytes_reset(&receive->have);
+    for (uint32_t i = 0; i < frames && rft_reassembly_taken(reassembly) > 0; i += 8) {
+        unsigned char byte = 0;
+        for (uint32_t bit = 0; bit < 8 && i + bit < frames; bit++) {
+            byte |= (unsigned char)(rft_reassembly_has(reassembly, i + bit) << bit);
+        }
+        if (rft_bytes_append(&receive->have, &byte, 1, NULL) != REFIT_OK) return (rft_view){0};
+    }
+    return rft_bytes_view(&receive->have);
+}
+
+/* The first PULL of a shared image, which says so: with a credit at least, though none may be
+ * needed. */
+static void announce(rft_receive *receive)
+{
+    uint32_t left =
+        receive->catalog->manifest->frame_count - rft_reassembly_taken(receive->reassembly);
+    uint32_t credits = left < receive->window ? left : receive->window;
+    rft_message message = {.kind = RFT_PULL};
+    message.as.pull.version = receive->version;
+    message.as.pull.credits = credits == 0 ? 1 : credits;
+    message.as.pull.have = list_taken(receive);
+    if (receive->image->marks != NULL)
+        message.as.pull.image = rft_view_text(receive->image->memory.name);
+    receive->in_flight += (int32_t)credits * RFT_CREDIT;
+    receive_send(receive, &message);
+}
+
 /* Tops up the window once half of it is used, so that credits do not cost a message a frame, and
  * grants none that no frame is left for. */
 static void pull(rft_receive *receive)
 {
+    bool first = !receive->announced;
+    receive->announced = true;
+    if (first && (receive->image->marks != NULL || rft_reassembly_taken(receive->reassembly) > 0)) {
+        announce(receive);
+        return;
+    }
     uint32_t left =
         receive->catalog->manifest->frame_count - rft_reassembly_taken(receive->reassembly);
     bool last = left <= receive->window;
@@ -313,9 +383,14 @@ static void use_credit(rft_receive *receive, uint32_t sequence, uint64_t payload
 
 /* ---- In the publisher's memory */
 
-/* Gets the image in the publisher's memory; where in a GPU's memory it lies, LEND says. */
+/* Gets the image in memory of the publisher or of a neighbor; where in a GPU's memory it lies, LEND
+ * says. */
 static refit_status take_mapped(rft_receive *receive, refit_error *error)
 {
+    if (receive->path == REFIT_PATH_NEIGHBOR) {
+        return rft_images_take_neighbor(receive->images, receive->catalog, receive->segment,
+                                        &receive->image, error);
+    }
     if (receive->path == REFIT_PATH_CUDA_IPC) {
         return rft_images_take_gpu(receive->images, receive->catalog, &receive->image, error);
     }
@@ -375,6 +450,9 @@ static refit_status check_digests(const rft_receive *receive, refit_error *error
 static refit_status check_mapped(rft_receive *receive, refit_error *error)
 {
     if (!rft_image_note_seqlock(receive->image)) return refuse_overwritten(receive, error);
+    bool partial = receive->path == REFIT_PATH_NEIGHBOR && !rft_image_is_whole(receive->image);
+    RFT_REFUSE_IF(partial, error, REFIT_ERR_SECURITY,
+                  "the image that another worker of this host received has gaps");
     if (receive->config->broadcast_verify == REFIT_VERIFY_ALWAYS) {
         receive->cursor = (rft_image_cursor){0};
         if (receive->path == REFIT_PATH_CUDA_IPC) {
@@ -398,9 +476,8 @@ static refit_status check_pieces(rft_receive *receive, refit_error *error)
     return REFIT_OK;
 }
 
-refit_status rft_receive_verify(rft_receive *receive, refit_error *error)
+static refit_status verify_part(rft_receive *receive, refit_error *error)
 {
-    if (receive->phase != RFT_RECEIVE_VERIFYING) return REFIT_OK;
     if (!rft_image_is_intact(receive->image)) return refuse_overwritten(receive, error);
     rft_message seal = seal_of(receive);
     bool gpu = receive->path == REFIT_PATH_CUDA_IPC;
@@ -432,12 +509,35 @@ static refit_status check_complete(rft_receive *receive, refit_error *error)
     return REFIT_OK;
 }
 
+/* Memory for the frames: such that neighbors can map it, if they are to and the system has it. */
+static refit_status take_own(rft_receive *receive, refit_error *error)
+{
+    refit_error why;
+    rft_images *images = receive->images;
+    if (!receive->share)
+        return rft_images_take_private(images, receive->catalog, &receive->image, error);
+    refit_status status = rft_images_take_shared(images, receive->catalog, &receive->image, &why);
+    if (status == REFIT_OK) return REFIT_OK;
+    RFT_REFUSE_IF(status != REFIT_ERR_SYSTEM, error, status, "%s", why.text);
+    rft_log(REFIT_LOG_WARNING, "version %llu is not shared with other workers of this host: %s",
+            (unsigned long long)receive->version, why.text);
+    return rft_images_take_private(images, receive->catalog, &receive->image, error);
+}
+
 static refit_status take_image(rft_receive *receive, const rft_image *held, refit_error *error)
 {
     if (receive->path != REFIT_PATH_SOCKET) return take_mapped(receive, error);
     RFT_TRY(check_base(receive, held, error));
-    RFT_TRY(rft_images_take_private(receive->images, receive->catalog, &receive->image, error));
+    RFT_TRY(take_own(receive, error));
     return prepare_reassembly(receive, receive->base == 0 ? NULL : held->bytes, error);
+}
+
+/* FETCHING begins, unless frames are to be copied first. */
+static refit_status go_on(rft_receive *receive, refit_error *error)
+{
+    if (receive->phase != RFT_RECEIVE_FETCHING) return REFIT_OK;
+    if (receive->path == REFIT_PATH_SOCKET) pull(receive);
+    return check_complete(receive, error);
 }
 
 refit_status rft_receive_start(rft_receive *receive, const rft_image *held, refit_error *error)
@@ -446,9 +546,39 @@ refit_status rft_receive_start(rft_receive *receive, const rft_image *held, refi
         return check_complete(receive, error);
     if (receive->phase != RFT_RECEIVE_WAITING) return REFIT_OK;
     RFT_TRY(take_image(receive, held, error));
+    receive->phase = receive->left == NULL ? RFT_RECEIVE_FETCHING : RFT_RECEIVE_RESUMING;
+    return go_on(receive, error);
+}
+
+/* Copies frames that the worker before has marked, and goes on with the others once there are no
+ * more. Its digests are checked with all others, at SEAL. */
+static refit_status resume_part(rft_receive *receive, refit_error *error)
+{
+    const rft_manifest *manifest = receive->catalog->manifest;
+    uint64_t bytes = 0;
+    for (; receive->left_next < manifest->frame_count; receive->left_next++) {
+        uint32_t sequence = receive->left_next;
+        if (bytes >= receive->verify_bytes) return REFIT_OK;
+        if (!rft_image_is_marked(receive->left, sequence)) continue;
+        rft_reassembly_take_placed(receive->reassembly, sequence, receive->left->bytes);
+        rft_image_mark(receive->image, sequence);
+        bytes += manifest->frames[sequence].bytes;
+    }
+    rft_image_drop_use(receive->left, RFT_IMAGE_STAGED);
+    receive->left = NULL;
     receive->phase = RFT_RECEIVE_FETCHING;
-    if (receive->path == REFIT_PATH_SOCKET) pull(receive);
-    return check_complete(receive, error);
+    return go_on(receive, error);
+}
+
+bool rft_receive_is_busy(const rft_receive *receive)
+{
+    return receive->phase == RFT_RECEIVE_VERIFYING || receive->phase == RFT_RECEIVE_RESUMING;
+}
+
+refit_status rft_receive_work(rft_receive *receive, refit_error *error)
+{
+    if (receive->phase == RFT_RECEIVE_RESUMING) return resume_part(receive, error);
+    return receive->phase == RFT_RECEIVE_VERIFYING ? verify_part(receive, error) : REFIT_OK;
 }
 
 static refit_status ask_again(rft_receive *receive, const uint32_t *sequences, uint32_t count,
@@ -488,13 +618,15 @@ refit_status rft_receive_frame(rft_receive *receive, const rft_message *frame, r
         use_credit(receive, frame->as.frame.sequence, payload.count);
     }
     RFT_TRY(status);
+    if (rft_reassembly_has(receive->reassembly, frame->as.frame.sequence))
+        rft_image_mark(receive->image, frame->as.frame.sequence);
     pull(receive);
     return check_complete(receive, error);
 }
 
 static bool is_expected(const rft_receive *receive, uint64_t version)
 {
-    bool open = receive->phase == RFT_RECEIVE_WAITING || receive->phase == RFT_RECEIVE_FETCHING;
+    bool open = receive->phase >= RFT_RECEIVE_WAITING && receive->phase <= RFT_RECEIVE_FETCHING;
     return open && version == receive->version;
 }
 

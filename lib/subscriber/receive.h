@@ -9,6 +9,10 @@
  *       │                │                  │                           │
  *       └────────────────┴──────drop────────┴───────────drop────────────┘
  *
+ * A version that another worker of the host receives is FETCHING until that one has it whole. If
+ * that one is lost, this one takes over: start goes to RESUMING, which copies the frames that are
+ * there already, and to FETCHING from there.
+ *
  * A version that comes piece by piece is complete once SEAL says so, though its user still copies.
  *
  * It checks the publisher's offer against the manifest and the limits, asks for frames by credits,
@@ -42,6 +46,7 @@ typedef struct rft_gpu_verify {
 typedef enum rft_receive_phase {
     RFT_RECEIVE_NONE,
     RFT_RECEIVE_WAITING,   /* offered; no image is free, or the worker holds it already */
+    RFT_RECEIVE_RESUMING,  /* it has an image, to which another worker's frames are being copied */
     RFT_RECEIVE_FETCHING,  /* it has an image; frames or SEAL are missing */
     RFT_RECEIVE_VERIFYING, /* all is here, in the publisher's memory; its bytes are being digested
                             */
@@ -57,14 +62,19 @@ typedef struct rft_receive {
     rft_receive_phase phase;
     rft_catalog *catalog; /* of the version */
     rft_image *image;     /* from start on */
+    rft_image *left;      /* of the same version, by the worker that received it before; NULL */
+    uint32_t left_next;   /* the frame that is looked at next there */
     uint64_t version;
     uint64_t base;
     refit_path path;
-    char segment[RFT_SEGMENT_NAME_BYTES]; /* of the store */
+    bool share;     /* neighbors are to map the image */
+    bool announced; /* its name, and what is there already, were said with PULL */
+    char segment[RFT_SEGMENT_NAME_BYTES]; /* of the store, or of a neighbor's image */
     uint64_t segment_offset;
     char lock[RFT_SEGMENT_NAME_BYTES]; /* of LEND; empty: it has not come */
     rft_bytes areas;                   /* of LEND */
     rft_bytes places;                  /* of LEND */
+    rft_bytes have;                    /* of PULL */
     bool unmappable;                   /* what LEND names could not be mapped */
     int64_t offered_at;
     int64_t deadline;
@@ -73,7 +83,7 @@ typedef struct rft_receive {
     rft_bytes tensor_digests; /* of SEAL */
     rft_image_cursor cursor;  /* while VERIFYING: how far it is */
     rft_gpu_verify gpu;       /* the same in the GPU's memory */
-    uint64_t verify_bytes;    /* that one call of verify reads at most */
+    uint64_t verify_bytes;    /* that one call of work reads at most */
 
     rft_reassembly *reassembly;      /* of reassembly_catalog; kept for the next version */
     rft_catalog *reassembly_catalog; /* the manifest it was opened for */
@@ -91,6 +101,13 @@ typedef struct rft_receive {
 void rft_receive_init(rft_receive *receive, const refit_config *config, rft_images *images,
                       rft_send_queue *send_queue, const rft_limits *limits);
 void rft_receive_close(rft_receive *receive);
+
+/* Before an OFFER of `version` is taken: what a neighbor has received of the same version, if this
+ * worker has that mapped and waits for it; NULL: it has none. The caller drops its use as STAGED,
+ * or gives it to rft_receive_resume after the offer. */
+rft_image *rft_receive_leave(rft_receive *receive, uint64_t version);
+/* The offered version begins with the frames that are there. Takes the image; NULL is allowed. */
+void rft_receive_resume(rft_receive *receive, rft_image *left);
 
 /* Takes an OFFER in the place of any version before it. REFIT_ERR_PROTOCOL: it contradicts the
  * manifest. */
@@ -112,9 +129,12 @@ refit_status rft_receive_pieces(rft_receive *receive, const rft_message *pieces,
                                 refit_error *error);
 refit_status rft_receive_seal(rft_receive *receive, const rft_message *seal, refit_error *error);
 
-/* Digests the next part of the image while VERIFYING: a part is short against a heartbeat, so the
- * caller can speak and hear between two. */
-refit_status rft_receive_verify(rft_receive *receive, refit_error *error);
+/* Whether there is something to do that takes long: to digest the image (VERIFYING), or to copy
+ * another worker's frames (RESUMING). */
+bool rft_receive_is_busy(const rft_receive *receive);
+/* Does the next part of it, which is short against a heartbeat, so that the caller can speak and
+ * hear between two. */
+refit_status rft_receive_work(rft_receive *receive, refit_error *error);
 
 /* The publisher's heart beat, one each `heartbeat_ms`: frames that have not come while several were
  * heard, though they were asked for and all is written, are lost and asked for again. Beats queue

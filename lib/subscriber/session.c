@@ -70,6 +70,12 @@ static uint64_t machine_memory(void)
     return ((uint64_t)info.totalram + info.totalswap) * info.mem_unit;
 }
 
+static bool shares_images(const refit_config *config)
+{
+    return config->broadcast_host_image != REFIT_HOST_IMAGE_OFF &&
+           config->broadcast_shm != REFIT_SHM_OFF;
+}
+
 void rft_session_init(rft_session *session, const refit_config *config,
                       const rft_session_identity *identity, rft_mailbox *mailbox, int64_t now)
 {
@@ -84,6 +90,7 @@ void rft_session_init(rft_session *session, const refit_config *config,
         .heard = now,
     };
     session->limits.memory_bytes = machine_memory();
+    if (shares_images(config)) rft_segment_place(session->place);
     rft_receive_init(&session->receive, config, &session->images, &session->send_queue,
                      &session->limits);
 }
@@ -152,6 +159,7 @@ static void send_hello(rft_session *session)
     message.as.hello.gpu = gpu_to_name(session);
     message.as.hello.delta = config->broadcast_delta != REFIT_DELTA_NEVER;
     message.as.hello.zstd = message.as.hello.delta;
+    message.as.hello.image = rft_view_text(session->place);
     session->names_gpu = false;
     /* What the socket has not taken by now is of an earlier connection, or an earlier HELLO. */
     rft_send_queue_reset(&session->send_queue);
@@ -464,7 +472,7 @@ static void leave_gpu(rft_session *session, const refit_error *why, int64_t now)
 
 /* ---- The offered version */
 
-/* Only bytes of the trainer's own epoch, in this process's memory, can be a base. */
+/* Only bytes of the trainer's own epoch that nothing writes any more can be a base. */
 static void hold_image(rft_session *session, rft_image *image)
 {
     rft_image_drop_use(session->held_image, RFT_IMAGE_BASE);
@@ -892,8 +900,9 @@ static refit_status check_offer(const rft_session *session, const rft_message *o
     RFT_REFUSE_IF(version == 0 || (held->epoch == session->report.epoch && version < held->version),
                   error, REFIT_ERR_PROTOCOL,
                   "version %" PRIu64 " is offered after version %" PRIu64, version, held->version);
-    RFT_REFUSE_IF(offer->as.offer.segment.count > 0 && session->proof == 0, error,
-                  REFIT_ERR_PROTOCOL, "shared memory is offered to a worker that cannot open it");
+    bool able = offer->as.offer.neighbor ? session->place[0] != '\0' : session->proof != 0;
+    RFT_REFUSE_IF(offer->as.offer.segment.count > 0 && !able, error, REFIT_ERR_PROTOCOL,
+                  "shared memory is offered to a worker that cannot open it");
     RFT_REFUSE_IF(offer->as.offer.lent && !session->on_gpu, error, REFIT_ERR_PROTOCOL,
                   "a GPU's memory is lent to a worker that is not on it");
     bool known =
@@ -912,6 +921,7 @@ static void answer_offer(rft_session *session, const rft_message *message, rft_v
 {
     (void)payload;
     refit_error why;
+    rft_image *left = rft_receive_leave(&session->receive, message->as.offer.version);
     (void)drop_version(session, REFIT_ERR_STALE, "the trainer offers another one");
     session->report.state = rest(session);
     refit_status status = check_offer(session, message, &why);
@@ -919,12 +929,14 @@ static void answer_offer(rft_session *session, const rft_message *message, rft_v
         status = rft_receive_offer(&session->receive, message, session->catalog, session->window,
                                    now, &why);
     }
-    if (status == REFIT_OK) {
-        session->report.path = session->receive.path;
-        proceed(session, now);
+    if (status != REFIT_OK) {
+        rft_image_drop_use(left, RFT_IMAGE_STAGED);
+        abort_update(session, message->as.offer.version, &why, now);
         return;
     }
-    abort_update(session, message->as.offer.version, &why, now);
+    rft_receive_resume(&session->receive, left);
+    session->report.path = session->receive.path;
+    proceed(session, now);
 }
 
 /* After a step of receiving: proceeds, perhaps later, or gives up the version. */
@@ -1178,11 +1190,11 @@ static void tick_joined(rft_session *session, int64_t now)
 }
 
 /* One part a tick: beats, messages and the user's decisions come between two. */
-static void tick_verifying(rft_session *session, int64_t now)
+static void tick_working(rft_session *session, int64_t now)
 {
     refit_error why;
-    if (session->receive.phase != RFT_RECEIVE_VERIFYING) return;
-    if (rft_receive_verify(&session->receive, &why) != REFIT_OK) {
+    if (!rft_receive_is_busy(&session->receive)) return;
+    if (rft_receive_work(&session->receive, &why) != REFIT_OK) {
         abort_update(session, session->receive.version, &why, now);
     } else {
         proceed(session, now);
@@ -1231,7 +1243,7 @@ void rft_session_tick(rft_session *session, int64_t now)
 {
     bool lives = session->report.final.status == REFIT_OK;
     if (lives && is_joined(session)) tick_joined(session, now);
-    if (lives) tick_verifying(session, now);
+    if (lives) tick_working(session, now);
     tick_send_queue(session, now); /* before a HELLO, which it would drop */
     if (lives && !is_joined(session)) tick_connecting(session, now);
 }
@@ -1241,7 +1253,7 @@ int64_t rft_session_tick_at(const rft_session *session)
     if (session->report.final.status != REFIT_OK) return INT64_MAX;
     int64_t at = session->next_beat;
     if (!is_joined(session)) return idle_at(session) < at ? idle_at(session) : at;
-    if (session->receive.phase == RFT_RECEIVE_VERIFYING) return session->heard; /* that is: now */
+    if (rft_receive_is_busy(&session->receive)) return session->heard; /* that is: now */
     if (silence_at(session) < at) at = silence_at(session);
     if (has_deadline(session) && session->receive.deadline < at) at = session->receive.deadline;
     return at;

@@ -46,10 +46,11 @@ typedef struct rft_session {
     uint32_t window;
     uint32_t heartbeat_ms; /* of the configuration while connecting */
     uint32_t heartbeat_timeout_ms;
-    uint64_t proof;                     /* of the probe segment; 0: none */
-    char why_not[RFT_SENTENCE_BYTES];   /* why no better path is taken; may be empty */
-    char warned[RFT_SENTENCE_BYTES];    /* the last such sentence that was a warning */
-    unsigned char uuid[RFT_UUID_BYTES]; /* of images.device */
+    uint64_t proof;                      /* of the probe segment; 0: none */
+    char place[RFT_SEGMENT_PLACE_BYTES]; /* where images are shared; empty: they are not */
+    char why_not[RFT_SENTENCE_BYTES];    /* why no better path is taken; may be empty */
+    char warned[RFT_SENTENCE_BYTES];     /* the last such sentence that was a warning */
+    unsigned char uuid[RFT_UUID_BYTES];  /* of images.device */
     bool on_gpu;    /* it has joined on the GPU that it shares with the trainer */
     bool whole;     /* it takes no version piece by piece */
     bool names_gpu; /* the next HELLO is the first to name it: no WELCOME before answers that */

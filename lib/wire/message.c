@@ -18,6 +18,7 @@
 
 #define WORKER_MOST  63u  /* what refit_worker_info can show */
 #define SEGMENT_MOST 63u  /* a shared-memory name */
+#define IMAGE_MOST   95u  /* RFT_SEGMENT_PLACE_BYTES, without its end */
 #define TEXT_MOST    512u /* words for a report: a refit_error's sentence always fits */
 
 #define FIELD(kind, member) .type = RFT_FIELD_##kind, .offset = offsetof(rft_message, as.member)
@@ -42,6 +43,7 @@ static const rft_field hello_fields[] = {
     {"gpu", BYTES(hello.gpu), .optional = true, .least = RFT_UUID_BYTES, .most = RFT_UUID_BYTES},
     {"delta", BOOL(hello.delta), .optional = true},
     {"zstd", BOOL(hello.zstd), .optional = true},
+    {"image", TEXT(hello.image), .optional = true, .most = IMAGE_MOST},
 };
 
 static const rft_field welcome_fields[] = {
@@ -89,11 +91,15 @@ static const rft_field offer_fields[] = {
     {"segment", TEXT(offer.segment), .optional = true, .most = SEGMENT_MOST},
     {"offset", U64(offer.segment_offset), .optional = true},
     {"lent", BOOL(offer.lent), .optional = true},
+    {"share", BOOL(offer.share), .optional = true},
+    {"neighbor", BOOL(offer.neighbor), .optional = true},
 };
 
 static const rft_field pull_fields[] = {
     {"version", U64(pull.version), .least = 1},
     {"credits", U32(pull.credits), .least = 1, .limit = RFT_LIMIT_WINDOW},
+    {"image", TEXT(pull.image), .optional = true, .most = SEGMENT_MOST},
+    {"have", BYTES(pull.have), .optional = true},
 };
 
 static const rft_field frame_fields[] = {

@@ -94,9 +94,11 @@ typedef struct rft_message {
             bool observer; /* wants to be told what is there, once, and is not a worker */
             uint32_t window; /* frames it wants in flight at most */
             rft_version_id held;
-            rft_view gpu; /* UUID of the GPU whose memory it can map; empty: none */
-            bool delta;   /* it takes sparse blocks */
-            bool zstd;    /* and packed frames */
+            rft_view gpu;   /* UUID of the GPU whose memory it can map; empty: none */
+            bool delta;     /* it takes sparse blocks */
+            bool zstd;      /* and packed frames */
+            rft_view image; /* rft_segment_place: workers of one place can share an image; empty: it
+                               does not */
         } hello;
         struct {
             uint32_t protocol;
@@ -140,10 +142,16 @@ typedef struct rft_message {
             rft_view segment;     /* shm path: the store's segment; else empty */
             uint64_t segment_offset; /* of the version in it */
             bool lent;               /* it lies in the GPU's memory: LEND says where */
+            bool share;    /* it comes in frames, into an image that others of the host can map */
+            bool neighbor; /* `segment` is the image of another worker, which receives it */
         } offer;
         struct {
             uint64_t version;
             uint32_t credits;
+            rft_view image; /* with the first of a version that is to be shared: the segment that
+                               its frames go to; else empty */
+            rft_view have;  /* a bit for each frame, the lowest one first, in bytes: those that are
+                               there already; empty: none is */
         } pull;
         struct {
             uint64_t version;

@@ -386,6 +386,27 @@ refit_status rft_reassembly_take(rft_reassembly *reassembly, const rft_message *
     return REFIT_OK;
 }
 
+void rft_reassembly_take_placed(rft_reassembly *reassembly, uint32_t sequence,
+                                const unsigned char *image)
+{
+    const rft_frame_span *span = &reassembly->manifest->frames[sequence];
+    const rft_block *blocks = &reassembly->manifest->blocks[span->first_block];
+    if (reassembly->taken[sequence]) return;
+    for (uint32_t i = 0; i < span->blocks; i++) {
+        const rft_block *block = &blocks[i];
+        reassembly->sums[block->tensor] +=
+            rft_digest_copy_part(reassembly->staging + block->offset, image + block->offset,
+                                 block->bytes, block->tensor_offset);
+    }
+    reassembly->taken[sequence] = true;
+    reassembly->taken_count++;
+}
+
+bool rft_reassembly_has(const rft_reassembly *reassembly, uint32_t sequence)
+{
+    return reassembly->taken[sequence];
+}
+
 uint32_t rft_reassembly_taken(const rft_reassembly *reassembly)
 {
     return reassembly->taken_count;

@@ -34,6 +34,14 @@ void rft_reassembly_reset(rft_reassembly *reassembly, unsigned char *staging,
 refit_status rft_reassembly_take(rft_reassembly *reassembly, const rft_message *frame,
                                  rft_view payload, refit_error *error);
 
+/* Takes one from `image`, where another process has placed it: its bytes are final there. Nothing
+ * if it is taken already. */
+void rft_reassembly_take_placed(rft_reassembly *reassembly, uint32_t sequence,
+                                const unsigned char *image);
+
+/* Whether a frame is taken. */
+bool rft_reassembly_has(const rft_reassembly *reassembly, uint32_t sequence);
+
 /* Frames taken so far, and whether all are in (a version of empty tensors has none). */
 uint32_t rft_reassembly_taken(const rft_reassembly *reassembly);
 bool rft_reassembly_complete(const rft_reassembly *reassembly);

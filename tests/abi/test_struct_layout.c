@@ -34,7 +34,7 @@ static const place places[] = {
     {OFFSET(refit_allocator, release, 24)},
     {OFFSET(refit_allocator, user, 32)},
 
-    {SIZE(refit_config, 1600)},
+    {SIZE(refit_config, 1608)},
     {OFFSET(refit_config, size, 0)},
     {OFFSET(refit_config, origin, 8)},
     {OFFSET(refit_config, device, 104)},
@@ -108,6 +108,7 @@ static const place places[] = {
     {OFFSET(refit_config, broadcast_gpu_bucket_bytes, 1584)},
     {OFFSET(refit_config, broadcast_wait, 1592)},
     {OFFSET(refit_config, broadcast_max_behind, 1596)},
+    {OFFSET(refit_config, broadcast_host_image, 1600)},
 
     {SIZE(refit_option, 64)},
     {OFFSET(refit_option, size, 0)},
@@ -290,7 +291,7 @@ static const place places[] = {
     {OFFSET(refit_tensor_change, blocks_sparse, 28)},
     {OFFSET(refit_tensor_change, blocks_dense, 32)},
 
-    {SIZE(refit_stats, 768)},
+    {SIZE(refit_stats, 776)},
     {OFFSET(refit_stats, size, 0)},
     {OFFSET(refit_stats, offload_regions, 8)},
     {OFFSET(refit_stats, cycle_wait_seconds_last, 400)},
@@ -307,6 +308,7 @@ static const place places[] = {
     {OFFSET(refit_stats, activation_groups, 680)},
     {OFFSET(refit_stats, activation_failures, 752)},
     {OFFSET(refit_stats, activation_blocked_seconds_total, 760)},
+    {OFFSET(refit_stats, workers_neighbor, 768)},
 };
 
 TEST(every_struct_keeps_its_places)

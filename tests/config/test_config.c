@@ -45,10 +45,13 @@ TEST_WITH(keys_differ_and_are_as_wide_as_their_fields, start, NULL)
 /* The field that begins at `at`, or after padding; NULL if there is none. */
 static const rft_option *field_at(size_t at)
 {
+    const rft_option *nearest = NULL;
     for (size_t i = 0; i < rft_option_count; i++) {
-        if (rft_options[i].offset >= at && rft_options[i].offset < at + 8) return &rft_options[i];
+        const rft_option *option = &rft_options[i];
+        if (option->offset < at || option->offset >= at + 8) continue;
+        if (nearest == NULL || option->offset < nearest->offset) nearest = option;
     }
-    return NULL;
+    return nearest;
 }
 
 TEST_WITH(every_field_has_a_row, start, NULL)

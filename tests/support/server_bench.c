@@ -137,6 +137,7 @@ void server_bench_hello(server_bench *bench, unsigned worker)
     message.as.hello.worker = rft_view_text(name);
     message.as.hello.instance = worker;
     message.as.hello.window = 4;
+    message.as.hello.image = rft_view_text(bench->place);
     server_bench_say(bench, worker, message);
 }
 

@@ -77,6 +77,11 @@ typedef enum refit_wait {
     REFIT_WAIT_NONE = 2,    /* for nothing: the next version begins when they have this one */
 } refit_wait;
 
+typedef enum refit_host_image {
+    REFIT_HOST_IMAGE_AUTO = 0, /* workers of a host receive a version once, where they can */
+    REFIT_HOST_IMAGE_OFF = 1,  /* each for itself */
+} refit_host_image;
+
 typedef enum refit_verify {
     REFIT_VERIFY_AUTO = 0,   /* bytes that travelled are hashed again by the worker */
     REFIT_VERIFY_ALWAYS = 1, /* bytes in shared memory and on a shared GPU too */
@@ -206,6 +211,7 @@ typedef struct refit_config {
     /* broadcast.* : workers that switch when it suits them */
     int32_t broadcast_wait;        /* refit_wait */
     uint32_t broadcast_max_behind; /* versions, unless wait is applied; 0: no bound */
+    int32_t broadcast_host_image;  /* refit_host_image */
 } refit_config;
 
 /*

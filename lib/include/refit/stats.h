@@ -116,7 +116,10 @@ extern "C" {
     X(u64, activation_out_of_order, counter, "groups released below others that stay")             \
     X(u64, activation_reused, counter, "tensors placed in free pieces below the top")              \
     X(u64, activation_failures, counter, "groups whose copies did not start, or were lost")        \
-    X(f64, activation_blocked_seconds_total, counter, "time that calls waited for copies of groups")
+    X(f64, activation_blocked_seconds_total, counter,                                              \
+      "time that calls waited for copies of groups")                                               \
+    X(u64, workers_neighbor, gauge,                                                                \
+      "workers subscribed now that map what one of their host receives")
 
 typedef struct refit_stats {
     size_t size; /* sizeof(refit_stats), set by the caller */

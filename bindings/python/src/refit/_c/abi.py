@@ -73,6 +73,8 @@ REFIT_COMMIT_QUORUM: Final = 1
 REFIT_WAIT_APPLIED: Final = 0
 REFIT_WAIT_STAGED: Final = 1
 REFIT_WAIT_NONE: Final = 2
+REFIT_HOST_IMAGE_AUTO: Final = 0
+REFIT_HOST_IMAGE_OFF: Final = 1
 REFIT_VERIFY_AUTO: Final = 0
 REFIT_VERIFY_ALWAYS: Final = 1
 REFIT_DELTA_AUTO: Final = 0
@@ -108,6 +110,7 @@ REFIT_PATH_NONE: Final = 0
 REFIT_PATH_SOCKET: Final = 1
 REFIT_PATH_SHM: Final = 2
 REFIT_PATH_CUDA_IPC: Final = 3
+REFIT_PATH_NEIGHBOR: Final = 4
 REFIT_KEEP: Final = 0
 REFIT_DISCARD: Final = 1
 REFIT_ZERO: Final = 2
@@ -243,6 +246,7 @@ class refit_config(Structure):
         ("broadcast_gpu_bucket_bytes", c_uint64),
         ("broadcast_wait", c_int32),
         ("broadcast_max_behind", c_uint32),
+        ("broadcast_host_image", c_int32),
     ]
 
 
@@ -390,6 +394,7 @@ class refit_stats(Structure):
         ("activation_reused", c_uint64),
         ("activation_failures", c_uint64),
         ("activation_blocked_seconds_total", c_double),
+        ("workers_neighbor", c_uint64),
     ]
 
 

@@ -50,7 +50,7 @@ class SubscriberInfo:
     connected: bool
     """Whether a trainer has welcomed it, and its heart beats."""
     path: str
-    """How it gets the bytes: "none" (nothing yet), "socket", "shm", "cuda_ipc"."""
+    """How it gets the bytes: "none" (nothing yet), "socket", "shm", "cuda_ipc", "neighbor"."""
     epoch: int
     """Of the trainer it knows: another one after a restart; 0 for none."""
     version: int

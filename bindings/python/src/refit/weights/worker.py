@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-PATHS = ("none", "socket", "shm", "cuda_ipc")
+PATHS = ("none", "socket", "shm", "cuda_ipc", "neighbor")
 """How bytes reach a worker, by refit_path."""
 
 
@@ -14,7 +14,7 @@ class Worker:
     name: str
     """With keys the name of its key's file, KEY, or KEY/NAME: see broadcast.worker."""
     path: str
-    """How it gets the bytes: "none" (nothing yet), "socket", "shm", "cuda_ipc"."""
+    """How it gets the bytes: "none" (nothing yet), "socket", "shm", "cuda_ipc", "neighbor"."""
     version: int
     """The version that it holds; 0 for none."""
     subscribed: bool
