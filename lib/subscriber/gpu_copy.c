@@ -312,7 +312,7 @@ const rft_pinning *rft_gpu_copy_pin(rft_gpu_copy *copy, refit_device *device,
     refit_error why;
     /* The memory of a shared image serves one version: to lock all of it costs more than it saves.
      */
-    bool wanted = rft_image_pinning(image, device) == NULL && image->marks == NULL &&
+    bool wanted = rft_image_pinning(image, device) == NULL && image->tail == NULL &&
                   rft_device_get_caps(device).needs_pinned && rft_now() >= copy->pin_at;
     if (wanted && rft_image_pin(image, device, config->offload_slab_bytes, &why) != REFIT_OK) {
         copy->pin_at = rft_now() + PIN_AGAIN_NS;

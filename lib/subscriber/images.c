@@ -120,13 +120,14 @@ refit_status rft_images_take_private(rft_images *images, rft_catalog *catalog, r
     return REFIT_OK;
 }
 
-/* ---- Images shared among neighbors: the version's bytes, then a mark for each frame */
+/* ---- Images shared among neighbors */
 
-/* Where the marks begin, and the bytes of all. */
-static bool lay_out(const rft_manifest *manifest, uint64_t *marks, uint64_t *bytes)
+/* Where the tail begins, and the bytes of all. */
+static bool lay_out(const rft_manifest *manifest, uint64_t *tail, uint64_t *bytes)
 {
-    return rft_align_u64(manifest->store_bytes, RFT_TENSOR_ALIGNMENT, marks) &&
-           rft_add_u64(*marks, manifest->frame_count, bytes);
+    return rft_align_u64(manifest->store_bytes, RFT_TENSOR_ALIGNMENT, tail) &&
+           rft_add_u64(*tail, sizeof(rft_shared_tail), bytes) &&
+           rft_add_u64(*bytes, manifest->frame_count, bytes);
 }
 
 static refit_status refuse_size(refit_error *error)
@@ -134,31 +135,33 @@ static refit_status refuse_size(refit_error *error)
     return rft_fail(error, REFIT_ERR_LIMIT, "no memory has room for the version");
 }
 
-refit_status rft_images_take_shared(rft_images *images, rft_catalog *catalog, rft_image **out,
-                                    refit_error *error)
+refit_status rft_images_take_shared(rft_images *images, rft_catalog *catalog, uint64_t epoch,
+                                    uint64_t version, rft_image **out, refit_error *error)
 {
-    uint64_t marks, bytes;
+    uint64_t tail, bytes;
     rft_image *image = find_free(images->private, error);
     if (image == NULL) return REFIT_ERR_BUSY;
-    if (!lay_out(catalog->manifest, &marks, &bytes)) return refuse_size(error);
+    if (!lay_out(catalog->manifest, &tail, &bytes)) return refuse_size(error);
     rft_images_trim_private(images);
     RFT_TRY(rft_segment_create_growing(&image->memory, bytes, error));
     begin_use(image, catalog, image->memory.memory);
     image->view = image->memory.view;
-    image->marks = (atomic_uchar *)(void *)(image->memory.memory + marks);
+    image->tail = (rft_shared_tail *)(void *)(image->memory.memory + tail);
+    image->tail->epoch = epoch;
+    image->tail->version = version;
     *out = image;
     return REFIT_OK;
 }
 
 void rft_image_mark(rft_image *image, uint32_t sequence)
 {
-    if (image->marks == NULL) return;
-    atomic_store_explicit(&image->marks[sequence], 1, memory_order_release);
+    if (image->tail == NULL) return;
+    atomic_store_explicit(&image->tail->marks[sequence], 1, memory_order_release);
 }
 
 bool rft_image_is_marked(const rft_image *image, uint32_t sequence)
 {
-    return atomic_load_explicit(&image->marks[sequence], memory_order_acquire) != 0;
+    return atomic_load_explicit(&image->tail->marks[sequence], memory_order_acquire) != 0;
 }
 
 bool rft_image_is_whole(const rft_image *image)
@@ -213,26 +216,31 @@ static refit_status get_mapping(rft_images *images, const char *name, uint64_t b
     return REFIT_OK;
 }
 
-refit_status rft_images_take_neighbor(rft_images *images, rft_catalog *catalog, const char *name,
-                                      rft_image **out, refit_error *error)
+refit_status rft_images_take_neighbor(rft_images *images, rft_catalog *catalog, uint64_t epoch,
+                                      uint64_t version, const char *name, rft_image **out,
+                                      refit_error *error)
 {
     refit_error why;
-    uint64_t marks, bytes;
+    uint64_t tail, bytes;
     rft_mapping *mapping;
     rft_image *image = find_free(images->shm, error);
     if (image == NULL) return REFIT_ERR_BUSY;
-    if (!lay_out(catalog->manifest, &marks, &bytes)) return refuse_size(error);
+    if (!lay_out(catalog->manifest, &tail, &bytes)) return refuse_size(error);
     refit_status status =
         get_mapping(images, name, bytes, rft_segment_attach_growing, &mapping, &why);
     RFT_REFUSE_IF(status != REFIT_OK, error, REFIT_ERR_UNSUPPORTED,
                   "the image that another worker of this host receives cannot be mapped: %s",
                   why.text);
+    rft_shared_tail *theirs = (rft_shared_tail *)(void *)(mapping->segment.memory + tail);
+    RFT_REFUSE_IF(theirs->epoch != epoch || theirs->version != version, error,
+                  REFIT_ERR_UNSUPPORTED,
+                  "the image of another worker of this host has another version");
     rft_images_trim_private(images);
     mapping->users++;
     image->mapping = mapping;
     begin_use(image, catalog, mapping->segment.memory);
     image->view = mapping->segment.view;
-    image->marks = (atomic_uchar *)(void *)(mapping->segment.memory + marks);
+    image->tail = theirs;
     *out = image;
     return REFIT_OK;
 }
@@ -316,7 +324,7 @@ static void leave_mappings(rft_image *image)
     image->gpu = NULL;
     image->pieces = NULL;
     image->seqlock = NULL;
-    image->marks = NULL;
+    image->tail = NULL;
 }
 
 void rft_image_drop_use(rft_image *image, rft_image_use use)

@@ -8,10 +8,10 @@
  * while it is the base of the next version, or while it is lent to the user as an open update.
  *
  * A private image can be shared with the neighbors, the other workers of the host: then it is a
- * segment with a mark after the bytes for each frame that is there. It serves one version, after
- * which nothing is written there again, and its memory is given back as soon as nothing here uses
- * it. A neighbor maps it from the first frame on, so that it can go on from the marks where the
- * worker that fills it is lost.
+ * segment that says after the bytes which version they are, with a mark for each frame that is
+ * there. It serves that version alone, after which nothing is written there again, and its memory
+ * is given back as soon as nothing here uses it. A neighbor maps it from the first frame on, so
+ * that it can go on from the marks where the worker that fills it is lost.
  *
  * The rule: an image is taken for a new version only when nothing uses it. So with two private
  * images a version can be fetched while the update before it, accepted, is still open; and while an
@@ -57,6 +57,14 @@ typedef struct rft_mapping {
     uint32_t users;
 } rft_mapping;
 
+/* What follows the bytes of a shared image, at the next multiple of RFT_TENSOR_ALIGNMENT; written
+ * by the worker that fills it. */
+typedef struct rft_shared_tail {
+    uint64_t epoch;
+    uint64_t version;
+    atomic_uchar marks[]; /* a frame: 1 if it is there */
+} rft_shared_tail;
+
 typedef struct rft_image {
     unsigned uses;              /* of rft_image_use; 0: free */
     const unsigned char *bytes; /* catalog->manifest->store_bytes of them; NULL: of the GPU */
@@ -68,8 +76,7 @@ typedef struct rft_image {
                                    it is shared */
     rft_pinning pinning;        /* of `memory`, as of a mapping */
     rft_mapping *mapping;       /* images in shared memory */
-    atomic_uchar *marks;        /* of an image shared among neighbors: a frame, 1 if it is there,
-                                   written by the worker that fills it; NULL: it is not shared */
+    rft_shared_tail *tail;      /* of an image shared among neighbors; NULL: it is not */
     rft_gpu_version *gpu;       /* images in a GPU's memory, once it is mapped */
     rft_piece_queue *pieces;    /* of those that come piece by piece, and lie nowhere as a whole */
     const rft_seqlock *seqlock; /* of the publisher's memory; NULL: a private image, or a
@@ -98,12 +105,13 @@ refit_status rft_images_take_private(rft_images *images, rft_catalog *catalog, r
 
 /* The same in memory that neighbors can map by the name image->memory.name. Private images that
  * nothing uses give their memory back. Also REFIT_ERR_SYSTEM: there is no such memory. */
-refit_status rft_images_take_shared(rft_images *images, rft_catalog *catalog, rft_image **out,
-                                    refit_error *error);
-/* Such an image of a neighbor, which may still be filling it. REFIT_ERR_BUSY,
- * REFIT_ERR_UNSUPPORTED: it cannot be mapped. */
-refit_status rft_images_take_neighbor(rft_images *images, rft_catalog *catalog, const char *name,
-                                      rft_image **out, refit_error *error);
+refit_status rft_images_take_shared(rft_images *images, rft_catalog *catalog, uint64_t epoch,
+                                    uint64_t version, rft_image **out, refit_error *error);
+/* Such an image of a neighbor, which may still be filling it. REFIT_ERR_BUSY;
+ * REFIT_ERR_UNSUPPORTED: it cannot be mapped, or is of another version. */
+refit_status rft_images_take_neighbor(rft_images *images, rft_catalog *catalog, uint64_t epoch,
+                                      uint64_t version, const char *name, rft_image **out,
+                                      refit_error *error);
 /* Marks a frame as there, in the image that this worker fills. Nothing for one that is not shared.
  */
 void rft_image_mark(rft_image *image, uint32_t sequence);

@@ -270,6 +270,7 @@ refit_status rft_receive_offer(rft_receive *receive, const rft_message *offer, r
     rft_receive_drop(receive);
     receive->phase = RFT_RECEIVE_WAITING;
     receive->catalog = rft_catalog_acquire(catalog);
+    receive->epoch = offer->as.offer.epoch;
     receive->version = offer->as.offer.version;
     receive->base = offer->as.offer.base;
     place(receive, offer);
@@ -343,7 +344,7 @@ static void announce(rft_receive *receive)
     message.as.pull.version = receive->version;
     message.as.pull.credits = credits == 0 ? 1 : credits;
     message.as.pull.have = list_taken(receive);
-    if (receive->image->marks != NULL)
+    if (receive->image->tail != NULL)
         message.as.pull.image = rft_view_text(receive->image->memory.name);
     receive->in_flight += (int32_t)credits * RFT_CREDIT;
     receive_send(receive, &message);
@@ -355,7 +356,7 @@ static void pull(rft_receive *receive)
 {
     bool first = !receive->announced;
     receive->announced = true;
-    if (first && (receive->image->marks != NULL || rft_reassembly_taken(receive->reassembly) > 0)) {
+    if (first && (receive->image->tail != NULL || rft_reassembly_taken(receive->reassembly) > 0)) {
         announce(receive);
         return;
     }
@@ -388,8 +389,8 @@ static void use_credit(rft_receive *receive, uint32_t sequence, uint64_t payload
 static refit_status take_mapped(rft_receive *receive, refit_error *error)
 {
     if (receive->path == REFIT_PATH_NEIGHBOR) {
-        return rft_images_take_neighbor(receive->images, receive->catalog, receive->segment,
-                                        &receive->image, error);
+        return rft_images_take_neighbor(receive->images, receive->catalog, receive->epoch,
+                                        receive->version, receive->segment, &receive->image, error);
     }
     if (receive->path == REFIT_PATH_CUDA_IPC) {
         return rft_images_take_gpu(receive->images, receive->catalog, &receive->image, error);
@@ -516,7 +517,8 @@ static refit_status take_own(rft_receive *receive, refit_error *error)
     rft_images *images = receive->images;
     if (!receive->share)
         return rft_images_take_private(images, receive->catalog, &receive->image, error);
-    refit_status status = rft_images_take_shared(images, receive->catalog, &receive->image, &why);
+    refit_status status = rft_images_take_shared(images, receive->catalog, receive->epoch,
+                                                 receive->version, &receive->image, &why);
     if (status == REFIT_OK) return REFIT_OK;
     RFT_REFUSE_IF(status != REFIT_ERR_SYSTEM, error, status, "%s", why.text);
     rft_log(REFIT_LOG_WARNING, "version %llu is not shared with other workers of this host: %s",

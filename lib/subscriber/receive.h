@@ -64,6 +64,7 @@ typedef struct rft_receive {
     rft_image *image;     /* from start on */
     rft_image *left;      /* of the same version, by the worker that received it before; NULL */
     uint32_t left_next;   /* the frame that is looked at next there */
+    uint64_t epoch;
     uint64_t version;
     uint64_t base;
     refit_path path;

@@ -187,6 +187,17 @@ HOST_TEST(an_image_that_cannot_be_mapped_is_refused)
     assert_int_equal(bench_failed(&on->neighbor), REFIT_ERR_PROTOCOL);
 }
 
+HOST_TEST(an_image_of_another_version_is_refused)
+{
+    stage_both(on, 1, 0);
+    accept(&on->receiver, 1);
+    accept(&on->neighbor, 1);
+    const rft_image *image = on->receiver.session.held_image;
+    offer(&on->neighbor, 2, 0, false, image->memory.name);
+    assert_int_equal(bench_failed(&on->neighbor), REFIT_ERR_UNSUPPORTED);
+    stage_both(on, 3, 0);
+}
+
 HOST_TEST(an_image_with_gaps_is_refused)
 {
     offer_both(on, 1, 0);

@@ -97,6 +97,7 @@ static void print_totals(const chaos_run *run)
     if (run->gpu)
         printf(", %" PRIu32 " taken on the GPU, %" PRIu32 " of them streamed, %" PRIu32 " lost",
                totals->on_gpu, totals->streamed, totals->lost);
+    if (run->plan.remote) printf(", %" PRIu32 " taken from a neighbor", totals->mapped);
     printf("\n");
     fflush(stdout);
 }

@@ -121,6 +121,14 @@ static void draw_late(chaos_plan *plan, uint64_t seed)
     plan->late = plan->slots == 2 && one_in(&seed, 2);
 }
 
+/* Workers that would read the trainer's memory share that of one among them. */
+static void draw_remote(chaos_plan *plan, uint64_t seed)
+{
+    plan->remote = !plan->gpu && !one_in(&seed, 3);
+    for (uint32_t i = 0; plan->remote && i < plan->workers; i++)
+        plan->each[i].shm = !one_in(&seed, 4);
+}
+
 /* ---- What happens in a version */
 
 static chaos_action_kind draw_kind(uint64_t *seed)
@@ -191,6 +199,7 @@ void plan_draw(chaos_plan *plan, uint64_t seed, uint32_t versions, uint32_t work
     }
     draw_gpu(plan, spread(seed + (UINT64_C(1) << 32)));
     draw_late(plan, spread(seed + (UINT64_C(2) << 32)));
+    draw_remote(plan, spread(seed + (UINT64_C(3) << 32)));
 }
 
 /* ---- Printing */
@@ -245,6 +254,7 @@ void plan_print(const chaos_plan *plan, FILE *to)
             plan->late ? ", wait: staged" : "", plan->frame_kib, plan->window, plan->delta,
             plan->zstd ? " with zstd" : "", plan->encoders, plan->verify_always ? "always" : "auto",
             plan->keys ? ", keys" : "");
+    if (plan->remote) fprintf(to, "  the trainer shares no memory, workers share theirs\n");
     if (plan->gpu)
         fprintf(to, "  on a GPU, %s, buckets of %" PRIu32 " KiB\n",
                 plan->gpu_stores ? "which keeps all versions" : "lends", plan->bucket_kib);

@@ -46,6 +46,7 @@ typedef enum liar_manner {
     LIAR_ABSURD_COUNTS, /* asks for all frames, again and again */
     LIAR_SILENT,        /* joins, and is not heard of any more */
     LIAR_OBSERVES,      /* asks what there is, without end */
+    LIAR_SHARES,        /* names images that are not there, or not what it says */
     LIAR_MANNERS,
 } liar_manner;
 
@@ -157,6 +158,7 @@ typedef struct chaos_plan {
     uint32_t slots;
     uint32_t quorum; /* 0: commit: all */
     bool late;       /* broadcast.wait: staged: workers may be older by two versions */
+    bool remote;     /* the trainer shares no memory, as if it were on another host than workers */
     uint32_t frame_kib;
     uint32_t window;
     const char *delta; /* broadcast.delta */

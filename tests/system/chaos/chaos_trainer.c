@@ -299,7 +299,7 @@ int trainer_run(const actor_part *part)
     clocks_move_wall(part->plan->trainer_wall_clock_s);
     sigaction(SIGUSR1, &on_cancel, NULL);
     snprintf(the.endpoint, sizeof the.endpoint, "%s", part->endpoint);
-    if (actor_configure(part, true, &the.config, &error) != REFIT_OK ||
+    if (actor_configure(part, !part->plan->remote, &the.config, &error) != REFIT_OK ||
         !model_open(&the.model, the.variant, part->plan->model + part->number)) {
         return 1;
     }

@@ -103,6 +103,14 @@ static void lose(worker *the, refit_status status, const refit_error *error)
     if (status != REFIT_OK) end(the, status, &refused);
 }
 
+/* As of its last offer, which may be that of the next version. */
+static bool maps_neighbor(const worker *the)
+{
+    refit_subscriber_info info = {.size = sizeof info};
+    return refit_subscriber_describe(the->subscriber, &info, NULL) == REFIT_OK &&
+           info.path == REFIT_PATH_NEIGHBOR;
+}
+
 static void take(worker *the, uint32_t timeout_ms)
 {
     refit_error error;
@@ -121,7 +129,7 @@ static void take(worker *the, uint32_t timeout_ms)
             lose(the, read, &error);
             return;
         }
-        note.flags = flags_of(the->update);
+        note.flags = flags_of(the->update) | (maps_neighbor(the) ? TAKEN_FROM_NEIGHBOR : 0u);
         note.version = refit_update_version(the->update);
         the->moment = TAKEN;
         the->until = rft_deadline(the->manner == MANNER_SLOW ? the->manner_ms : 0);

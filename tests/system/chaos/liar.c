@@ -6,13 +6,15 @@
 #include "attacker.h"
 #include "base/clock.h"
 #include "net/channel.h"
+#include "store/segment.h"
 #include "tests/support/seeded.h"
 #include "wire/message.h"
 
-#define TURN_MS    15
-#define HEAR_MOST  64u
-#define SAY_EACH   4u /* messages a turn, of those that are said without end */
-#define ASK_FRAMES 32u
+#define TURN_MS          15
+#define HEAR_MOST        64u
+#define SAY_EACH         4u /* messages a turn, of those that are said without end */
+#define ASK_FRAMES       32u
+#define LIAR_IMAGE_BYTES ((uint64_t)8 << 20) /* more than any version has */
 
 typedef struct liar {
     const attack *what;
@@ -30,7 +32,9 @@ typedef struct liar {
     uint64_t epoch;
     uint64_t offered;
     uint64_t committed;
-    rft_digest128 digest; /* of the last seal */
+    char place[RFT_SEGMENT_PLACE_BYTES]; /* where its images are, as it says */
+    rft_segment image;                   /* LIAR_SHARES: empty, and never filled */
+    rft_digest128 digest;                /* of the last seal */
     bool sealed;
 } liar;
 
@@ -58,6 +62,7 @@ static void say_hello(liar *the)
     message.as.hello.observer = the->what->manner == LIAR_OBSERVES;
     message.as.hello.window = 1 + draw(the, 8);
     message.as.hello.delta = draw(the, 2) == 0;
+    message.as.hello.image = rft_view_text(the->place);
     if (the->what->manner == LIAR_FUTURE)
         message.as.hello.held =
             (rft_version_id){the->epoch, UINT64_MAX - draw(the, 2), the->digest};
@@ -114,6 +119,9 @@ static void ask_for_frames(liar *the, uint64_t version)
     rft_message again = {.kind = RFT_RESEND};
     for (uint32_t i = 0; i < ASK_FRAMES; i++)
         rft_put_u32(sequences + (size_t)i * 4, i % 8 == 7 ? draw(the, UINT32_MAX) : draw(the, 4));
+    const char *const images[] = {"", "nonsense", "/proc/1/fd/3:77", the->image.name};
+    pull.as.pull.image = rft_view_text(images[draw(the, 4)]);
+    if (draw(the, 4) == 0) pull.as.pull.have = (rft_view){sequences, 1 + draw(the, 16)};
     pull.as.pull.version = again.as.resend.version = version;
     pull.as.pull.credits = the->limits.window;
     again.as.resend.sequences = (rft_view){sequences, sizeof sequences};
@@ -175,6 +183,9 @@ static void answer_seal(liar *the, const rft_message *seal)
         say_digest(the, RFT_STAGED, version, true);
         if (draw(the, 2) == 0) say_failed(the, version);
         break;
+    case LIAR_SHARES:
+        if (draw(the, 2) == 0) say_digest(the, RFT_STAGED, version, true);
+        break;
     default: break;
     }
 }
@@ -234,6 +245,7 @@ static void speak(liar *the)
         say_hello(the);
         say_digest(the, RFT_COMMITTED, draw_version(the), true);
         break;
+    case LIAR_SHARES:
     case LIAR_ABSURD_COUNTS: ask_for_frames(the, the->offered == 0 ? 1 : the->offered); break;
     case LIAR_OBSERVES:
         for (uint32_t i = 0; i < SAY_EACH; i++)
@@ -272,6 +284,9 @@ static bool open_liar(liar *the, const attack *what, bool is_evicted)
         snprintf(the->name, sizeof the->name, "w%u", what->worker);
     else
         snprintf(the->name, sizeof the->name, "%s", own);
+    bool shares = what->manner == LIAR_SHARES || what->manner == LIAR_ANYTHING;
+    if (shares) rft_segment_place(the->place);
+    if (shares) (void)rft_segment_create_growing(&the->image, LIAR_IMAGE_BYTES, NULL);
     if (actor_configure(part, false, &the->config, NULL) != REFIT_OK) return false;
     the->limits = rft_limits_from(&the->config);
     if (part->smith != NULL) key_fixture_equip_worker(part->smith, own, &the->config);
@@ -297,4 +312,5 @@ void liar_attack(const attack *what, bool is_evicted)
     if (the.revoked) key_fixture_allow(what->part->smith, ATTACKER_EVICTED);
     rft_channel_close(the.channel);
     rft_bytes_close(&the.scratch);
+    rft_segment_close(&the.image);
 }

@@ -60,6 +60,7 @@ typedef enum chaos_member_flag {
 typedef enum chaos_taken_flag {
     TAKEN_ON_GPU = 1,
     TAKEN_STREAMED = 2,
+    TAKEN_FROM_NEIGHBOR = 4,
 } chaos_taken_flag;
 
 typedef enum chaos_plant {

@@ -318,6 +318,7 @@ static void hear_taken(chaos_run *run, uint32_t at, const chaos_note *note)
     one->digest = note->digest;
     if ((note->flags & TAKEN_ON_GPU) != 0) run->totals.on_gpu++;
     if ((note->flags & TAKEN_STREAMED) != 0) run->totals.streamed++;
+    if ((note->flags & TAKEN_FROM_NEIGHBOR) != 0) run->totals.mapped++;
 }
 
 /* A flipped bit may make the trainer refuse a worker for good; a key that was taken back must. */

@@ -73,6 +73,7 @@ typedef struct run_totals {
     uint64_t sent_bytes;
     uint32_t on_gpu;   /* versions that workers took there */
     uint32_t streamed; /* of them, piece by piece */
+    uint32_t mapped;   /* versions that workers took from a neighbor's memory */
     uint32_t lost;     /* updates that could not be loaded */
 } run_totals;
 
