@@ -46,6 +46,17 @@ rft_neighbor_role rft_neighbors_role(const rft_peers *peers, const rft_peer *pee
     return role;
 }
 
+const rft_peer *rft_neighbors_apart(const rft_peers *peers, const rft_peer *peer)
+{
+    for (uint32_t i = 0; i < peers->count; i++) {
+        const rft_peer *other = peers->live[i];
+        bool apart = other->subscribed && strcmp(other->place, peer->place) != 0 &&
+                     rft_segment_place_is_near(peer->place, other->place);
+        if (apart) return other;
+    }
+    return NULL;
+}
+
 bool rft_neighbors_withdraw(rft_peer *peer)
 {
     bool counted_on = peer->image.version != 0 || peer->task.share;

@@ -35,6 +35,10 @@ typedef enum rft_neighbor_role {
 rft_neighbor_role rft_neighbors_role(const rft_peers *peers, const rft_peer *peer, uint64_t version,
                                      const rft_shared_image **image);
 
+/* A worker of the same machine that cannot share with this one: another user's, or in another PID
+ * namespace. NULL: none. */
+const rft_peer *rft_neighbors_apart(const rft_peers *peers, const rft_peer *peer);
+
 /* The worker's image, if it has one, is not there any more, or is not going to be: true if others
  * may have counted on it. */
 bool rft_neighbors_withdraw(rft_peer *peer);

@@ -529,6 +529,17 @@ static void blame_for_gpu(rft_server *server, rft_peer *peer, const char *reason
     rft_transaction_blame(server, peer, REFIT_ERR_UNSUPPORTED, reason);
 }
 
+/* That a worker of the machine of another one receives versions for itself, and why. */
+static void tell_apart(const rft_server *server, const rft_peer *peer)
+{
+    const rft_peer *other = rft_neighbors_apart(&server->peers, peer);
+    if (other == NULL || peer->path != REFIT_PATH_SOCKET) return;
+    rft_log(REFIT_LOG_WARNING,
+            "worker %s is on the machine of worker %s, but of another user or in another PID "
+            "namespace: each receives versions for itself (broadcast.host_image)",
+            peer->name, other->name);
+}
+
 static void answer_join(rft_server *server, rft_peer *peer, const rft_message *message, int64_t now)
 {
     char reason[RFT_SENTENCE_BYTES];
@@ -561,6 +572,7 @@ static void answer_join(rft_server *server, rft_peer *peer, const rft_message *m
     rft_log(REFIT_LOG_INFO, "worker %s joins through %s%s%s%s%s", peer->name,
             path_words(peer->path), peer->key_name[0] == '\0' ? "" : ", with key ", peer->key_name,
             reason[0] == '\0' ? "" : ": ", reason);
+    tell_apart(server, peer);
     rft_server_send_beat(server, peer);
     if (rft_server_is_current(server, &peer->held)) rft_transaction_applied(server, peer);
     rft_transaction_caught_up(server, peer);

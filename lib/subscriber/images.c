@@ -317,7 +317,8 @@ refit_status rft_image_lend(rft_image *image, refit_error *error)
 
 static void leave_mappings(rft_image *image)
 {
-    if (image->mapping != NULL) image->mapping->users--;
+    if (image->mapping != NULL && --image->mapping->users == 0 && image->tail != NULL)
+        memory_close(&image->mapping->segment, &image->mapping->pinning);
     rft_gpu_version_release(image->gpu);
     rft_piece_queue_close(image->pieces);
     image->mapping = NULL;

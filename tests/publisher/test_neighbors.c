@@ -1,5 +1,6 @@
 /* Workers of one host: which of them receives a version, who is offered what it received, and what
  * becomes of the others when it is lost. */
+#include "tests/support/heard.h"
 #include "tests/support/server_bench.h"
 #include "tests/support/test.h"
 
@@ -108,6 +109,18 @@ ON_BENCH(workers_that_share_nothing_receive_for_themselves)
     join(bench, 2, HERE);
     server_bench_begin(bench, 1);
     assert_offered(bench, "ff");
+}
+
+ON_BENCH(workers_of_a_machine_that_cannot_share_are_told_of)
+{
+    static const char *const places[] = {"machine/1001/4026531836", "machine/1000/7", THERE, ""};
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        open_host(bench, 1);
+        heard_begin(REFIT_LOG_WARNING);
+        join(bench, 2, places[i]);
+        assert_int_equal(heard_count("worker w2 is on the machine of worker w1"), i < 2);
+        heard_end();
+    }
 }
 
 ON_BENCH(hosts_have_a_receiver_each)

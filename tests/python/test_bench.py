@@ -22,6 +22,7 @@ from refit.bench import (
     offload,
     overhead,
     picture,
+    scale,
     states,
     steps,
     table,
@@ -202,6 +203,16 @@ def test_a_trainer_waits_for_workers_that_generate_only_if_it_asks_to() -> None:
     assert found == [(it, way) for it in ("shared memory", "sockets") for way in each]
     assert not any(row["evicted"] or row["aborted"] for row in result["ways"])
     assert "sockets" in table.async_weights(result)
+
+
+def test_a_host_receives_once_whatever_its_workers() -> None:
+    result = scale.measure(TINY, rounds=2, counts=(1, 2))
+    rows = {(row["workers"], row["hosts"]): row for row in result["ways"]}
+    assert set(rows) == {(1, 1), (2, 1), (2, 2)}
+    assert rows[1, 1]["sent"] == pytest.approx(1, rel=0.05)
+    assert rows[2, 1]["sent"] == pytest.approx(1, rel=0.05)
+    assert rows[2, 2]["sent"] == pytest.approx(2, rel=0.05)
+    assert "hosts" in table.scale(result)
 
 
 @pytest.mark.slow

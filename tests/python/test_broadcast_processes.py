@@ -1,6 +1,10 @@
 """A trainer and its workers as processes."""
 
+import hashlib
 import multiprocessing
+import os
+import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -13,7 +17,7 @@ from typing import Any
 import broadcast_children as children
 import pytest
 from broadcast_children import weights_of
-from broadcasting import LOCAL, UNHURRIED
+from broadcasting import LOCAL, UNHURRIED, wait_until
 from refit.weights.publisher import Publisher
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -83,6 +87,70 @@ def test_three_workers_have_the_same_versions(
         assert {one.path for one in known} == {"shm" if shm == "auto" else "socket"}
         for one in workers:
             one.end()
+
+
+MANY = {f"layer.{i}": hashlib.sha256(bytes([i])).digest() * 4000 for i in range(64)}
+"""8 MiB, 64 frames with SMALL_FRAMES."""
+SMALL_FRAMES = {"broadcast_frame_bytes": "128KiB", "broadcast_window": 2}
+QUORUM = {"broadcast_shm": "off", "broadcast_commit": "quorum", "broadcast_quorum": 2}
+
+
+@pytest.mark.parametrize(
+    "signal_number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"]
+)
+def test_a_neighbor_goes_on_where_the_receiver_is_lost(
+    start: Starter, signal_number: signal.Signals
+) -> None:
+    beats = {"broadcast_heartbeat_ms": "50ms", "broadcast_heartbeat_timeout_ms": "2s"}
+    with Publisher(LOCAL, **QUORUM, **SMALL_FRAMES, **beats) as publisher:
+        first = start(children.roll_out, publisher.endpoint, "a", Connection, beats)
+        publisher.wait_workers(1, TIMEOUT)  # the first that joins receives
+        others = [
+            start(children.roll_out, publisher.endpoint, it, Connection, beats) for it in "bc"
+        ]
+        publisher.wait_workers(3, TIMEOUT)
+        publisher.declare(MANY)
+        version = publisher.begin()
+        names = list(MANY)
+        publisher.write_all([(name, MANY[name]) for name in names[:48]])
+        half = sum(len(MANY[name]) for name in names[:48])
+        wait_until(lambda: publisher.stats()["publish_sent_bytes_total"] >= half * 0.9)
+        assert first.process.pid is not None
+        os.kill(first.process.pid, signal_number)
+        wait_until(lambda: publisher.stats()["workers"] == 2)
+        publisher.write_all([(name, MANY[name]) for name in names[48:]])
+        publisher.commit()
+        assert [one.hear()[:2] for one in others] == [(version, MANY)] * 2
+        assert {(one.name, one.path) for one in publisher.workers() if one.subscribed} == {
+            ("b", "socket"),
+            ("c", "neighbor"),
+        }
+        # What was on its way to the receiver is sent once more, and no more than that.
+        everything = sum(map(len, MANY.values()))
+        assert publisher.stats()["publish_sent_bytes_total"] < 1.2 * everything
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="there is no unshare(1)")
+def test_a_worker_in_another_pid_namespace_receives_for_itself(start: Starter) -> None:
+    options = {**UNHURRIED, "broadcast_shm": "off"}
+    with Publisher(LOCAL, **options) as publisher:
+        near = start(children.roll_out, publisher.endpoint, "near", Connection, UNHURRIED)
+        code = (
+            "import refit\n"
+            f"with refit.Subscriber({publisher.endpoint!r}, worker='far') as subscriber:\n"
+            "    with subscriber.next(60) as update: pass\n"
+        )
+        apart = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+        if subprocess.run([*apart, "true"], capture_output=True).returncode != 0:
+            pytest.skip("this machine has no namespaces for its users")
+        with subprocess.Popen([*apart, sys.executable, "-c", code]) as far:
+            publisher.wait_workers(2, TIMEOUT)
+            publisher.publish(weights_of(1))
+            assert near.hear()[:2] == (1, weights_of(1))
+            assert far.wait(TIMEOUT) == 0
+        assert publisher.stats()["publish_sent_bytes_total"] > 1.9 * sum(
+            map(len, weights_of(1).values())
+        )
 
 
 @pytest.mark.slow

@@ -142,6 +142,13 @@ def _async_weights(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     return result, table.async_weights(result)
 
 
+def _scale(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from refit.bench import scale
+
+    result = scale.measure(options.parameters, options.rounds, tuple(options.workers))
+    return result, table.scale(result)
+
+
 def _overhead(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from refit.bench import overhead
 
@@ -187,6 +194,7 @@ _PARTS: dict[str, Callable[[argparse.Namespace], tuple[dict[str, Any], str]]] = 
     "offload": _offload,
     "weights": _weights,
     "async_weights": _async_weights,
+    "scale": _scale,
     "overhead": _overhead,
     "window": _window,
     "host_step": _host_step,

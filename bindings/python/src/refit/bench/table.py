@@ -167,6 +167,33 @@ def _async_weights_row(row: Result) -> list[str]:
     ]
 
 
+def scale(result: Result) -> str:
+    """One row for each number of workers and of hosts."""
+    head = (
+        f"scale: {result['bytes'] / 1e6:.0f} MB of bf16 weights to workers on other hosts, "
+        f"{result['rounds']} rounds; bytes and memory of all workers are in units of the "
+        "weights\n\n"
+    )
+    heads = (
+        "workers", "hosts", "publish takes", "p95", "first version", "over one worker", "sent",
+        "memory",
+    )  # fmt: skip
+    return head + table(heads, (_scale_row(row) for row in result["ways"]))
+
+
+def _scale_row(row: Result) -> list[str]:
+    return [
+        str(row["workers"]),
+        str(row["hosts"]),
+        _seconds(row["seconds_median"]),
+        _seconds(row["seconds_p95"]),
+        _seconds(row["cold_seconds"]),
+        f"{row['over_one_worker']:.2f}",
+        f"{row['sent']:.2f}",
+        f"{row['images']:.2f}",
+    ]
+
+
 def window(result: Result) -> str:
     """One row for each way."""
     head = (

@@ -38,6 +38,11 @@ class WorkerProcesses:
             theirs.close()
             self._members.append((process, ours))
 
+    @property
+    def pids(self) -> list[int]:
+        """Of all of them."""
+        return [process.pid for process, _ in self._members]
+
     def begin(self, count: int, function: Callable[..., None], *arguments: Any) -> None:
         """The first ``count`` of them call ``function(number, *arguments)``, number from 0."""
         for number, (_, ends) in enumerate(self._members[:count]):
