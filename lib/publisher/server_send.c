@@ -296,7 +296,10 @@ void rft_server_offer(rft_server *server, rft_peer *peer, int64_t now)
     rft_neighbor_role role = RFT_NEIGHBOR_NONE;
     if (path == REFIT_PATH_SOCKET && store->manifest->frame_count > 0)
         role = rft_neighbors_role(&server->peers, peer, digests->version, &image);
-    if (role == RFT_NEIGHBOR_WAITS) return;
+    if (role == RFT_NEIGHBOR_WAITS) {
+        peer->task = (rft_task){0}; /* of an older version, about which it may still decide */
+        return;
+    }
     if (role == RFT_NEIGHBOR_MAPS) path = REFIT_PATH_NEIGHBOR;
     bool delta = path == REFIT_PATH_SOCKET && !peer->shm && holds_base(server, peer);
     peer->path = path;

@@ -420,7 +420,8 @@ static void configure(protocol_bench *bench, const uint8_t *settings)
     config->broadcast_commit = quorum == 0 || quorum == 3 ? REFIT_COMMIT_ALL : REFIT_COMMIT_QUORUM;
     config->broadcast_quorum = config->broadcast_commit == REFIT_COMMIT_ALL ? 0 : quorum;
     bench->shm = (settings[0] & SET_SHM) == SET_SHM;
-    config->broadcast_shm = bench->shm ? REFIT_SHM_AUTO : REFIT_SHM_OFF;
+    bench->neighbors = (settings[0] & SET_SHM) == SET_NEIGHBORS;
+    config->broadcast_shm = bench->shm || bench->neighbors ? REFIT_SHM_AUTO : REFIT_SHM_OFF;
     if ((settings[0] & SET_VERIFY) != 0) config->broadcast_verify = REFIT_VERIFY_ALWAYS;
     if ((settings[0] & SET_DELTA) != 0) config->broadcast_delta = REFIT_DELTA_ALWAYS;
     if ((settings[1] & SET_STAGED) != 0 && config->broadcast_slots == 2) {
@@ -510,7 +511,7 @@ static bool is_quiet(const protocol_bench *bench, bool users)
         const bench_worker *worker = &bench->workers[i];
         if (link->up.count + link->down.count > 0) return false;
         if (users && (worker->mailbox.ready != NULL || worker->taken || worker->open)) return false;
-        if (worker->session.receive.phase == RFT_RECEIVE_VERIFYING) return false;
+        if (rft_receive_is_busy(&worker->session.receive)) return false;
     }
     return !rft_server_wants_frames(&bench->server);
 }

@@ -78,6 +78,7 @@ typedef struct protocol_bench {
     int64_t now;
     bool keys;
     bool shm;
+    bool neighbors;               /* workers share memory among them */
     rft_allow_list *const *allow; /* all keys; then without one key each */
 
     rft_server server;

@@ -67,6 +67,22 @@ static rft_view draw_name(uint32_t *seed)
     return rft_view_text(names[draw(seed, 9)]);
 }
 
+static rft_view draw_place(const protocol_bench *bench, uint32_t *seed)
+{
+    const char *const places[] = {"", "elsewhere", bench->workers[0].session.place,
+                                  bench->workers[0].session.place};
+    return bench->neighbors ? rft_view_text(places[draw(seed, 4)]) : (rft_view){0};
+}
+
+/* An honest worker's image, of whatever version, or none. */
+static rft_view draw_image(const protocol_bench *bench, uint32_t *seed)
+{
+    const rft_images *images = &bench->workers[draw(seed, HONEST)].session.images;
+    const char *const names[] = {"", "/proc/1/fd/1:1", images->private[0].memory.name,
+                                 images->private[1].memory.name, images->mappings[0].segment.name};
+    return bench->neighbors ? rft_view_text(names[draw(seed, 5)]) : (rft_view){0};
+}
+
 static void fill_hello(protocol_bench *bench, uint32_t *seed, rft_message *message)
 {
     message->as.hello.worker = draw_name(seed);
@@ -79,6 +95,7 @@ static void fill_hello(protocol_bench *bench, uint32_t *seed, rft_message *messa
     message->as.hello.held = draw_held(bench, seed);
     message->as.hello.delta = draw(seed, 2) == 0;
     message->as.hello.zstd = draw(seed, 2) == 0;
+    message->as.hello.image = draw_place(bench, seed);
 }
 
 static void fill_welcome(protocol_bench *bench, uint32_t *seed, rft_message *message)
@@ -117,6 +134,9 @@ static void fill_offer(protocol_bench *bench, uint32_t *seed, rft_message *messa
     message->as.offer.bytes = manifest->payload_bytes + (draw(seed, 6) == 0);
     message->as.offer.frames = manifest->frame_count + (draw(seed, 6) == 0);
     message->as.offer.deadline_ms = draw(seed, 3) == 0 ? draw(seed, 300) : UINT32_MAX;
+    message->as.offer.share = bench->neighbors && draw(seed, 2) == 0;
+    message->as.offer.neighbor = bench->neighbors && draw(seed, 3) == 0;
+    if (message->as.offer.neighbor) message->as.offer.segment = draw_image(bench, seed);
     bool mapped = draw(seed, 4) == 0 && slot != NULL && slot->buffer != NULL;
     if (!mapped) return;
     message->as.offer.segment = rft_view_text(slot->buffer->segment.name);
@@ -190,6 +210,8 @@ static void fill(protocol_bench *bench, uint32_t *seed, rft_message *message)
     case RFT_PULL:
         message->as.pull.version = draw_version(bench, seed);
         message->as.pull.credits = 1 + draw(seed, 8);
+        message->as.pull.image = draw_image(bench, seed);
+        if (bench->neighbors) message->as.pull.have = (rft_view){nothing, draw(seed, 3)};
         break;
     case RFT_FRAME: fill_frame(bench, seed, message); break;
     case RFT_RESEND: fill_resend(bench, seed, message); break;

@@ -57,6 +57,8 @@ static void write_versions(const char *folder)
         {"versions-quorum", SET_QUORUM(1u)},
         {"versions-shared-memory", SET_SHM | SET_TWO_SLOTS},
         {"versions-keys-shared", SET_SHM | SET_TWO_SLOTS | SET_KEYS},
+        {"versions-neighbors", SET_NEIGHBORS | SET_TWO_SLOTS},
+        {"versions-neighbors-quorum", SET_NEIGHBORS | SET_QUORUM(1u) | SET_DELTA},
         {"versions-verify", SET_VERIFY | SET_SHM | SET_TWO_SLOTS},
         {"versions-delta", SET_DELTA | SET_TWO_SLOTS},
         {"versions-staged", SET_TWO_SLOTS | SET_STAGED << 8},
@@ -153,7 +155,10 @@ static void write_departures(const char *folder)
 static const struct {
     const char *name;
     unsigned settings;
-} liars[] = {{"plain", 0}, {"keys", SET_KEYS | SET_TWO_SLOTS}, {"shared", SET_SHM | SET_TWO_SLOTS}};
+} liars[] = {{"plain", 0},
+             {"keys", SET_KEYS | SET_TWO_SLOTS},
+             {"shared", SET_SHM | SET_TWO_SLOTS},
+             {"neighbors", SET_NEIGHBORS | SET_TWO_SLOTS | SET_QUORUM(1u)}};
 
 static void add_lie(seed_input *input, unsigned kind, unsigned amount, unsigned seed)
 {

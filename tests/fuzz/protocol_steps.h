@@ -9,6 +9,7 @@
 #define SET_TWO_SLOTS 0x02u
 #define SET_QUORUM(n) ((n) << 2) /* 1 or 2; 0 and 3: all */
 #define SET_SHM       0x30u      /* both bits */
+#define SET_NEIGHBORS 0x10u /* this one alone: workers share memory, and the trainer does not */
 #define SET_VERIFY    0x40u
 #define SET_DELTA     0x80u
 

@@ -151,6 +151,24 @@ ON_BENCH(a_newcomer_maps_what_is_there)
     assert_int_equal(server_bench_count(bench, 4, RFT_SEAL), 1);
 }
 
+ON_BENCH(one_that_has_not_decided_on_the_version_before_waits_too)
+{
+    open_host(bench, 2);
+    bench->config.broadcast_wait = REFIT_WAIT_STAGED;
+    bench->config.broadcast_quorum = 2;
+    server_bench_begin(bench, 1);
+    pull_into(bench, 1, 1, SEGMENT);
+    server_bench_write(bench);
+    server_bench_seal(bench);
+    server_bench_stage(bench, 1);
+    server_bench_stage(bench, 2);
+    assert_int_equal(bench->server.current.version, 1);
+    server_bench_begin(bench, 2); /* no one has said that it applied version 1 */
+    server_bench_forget(bench);
+    pull_into(bench, 1, 2, SEGMENT "0");
+    assert_offered(bench, "-n");
+}
+
 /* ---- The receiver is lost, or fails */
 
 ON_BENCH(another_one_receives_where_the_receiver_is_lost)

@@ -77,6 +77,7 @@ static const field FIELDS[] = {
     VIEW(HELLO, hello.gpu, 0, RFT_UUID_BYTES, many_bytes),
     NUMBER(HELLO, hello.delta, 0, 1),
     NUMBER(HELLO, hello.zstd, 0, 1),
+    NAME(HELLO, hello.image, 0),
 
     NUMBER(WELCOME, welcome.protocol, 1, UINT32_MAX),
     NUMBER(WELCOME, welcome.epoch, 1, UINT64_MAX),
@@ -113,9 +114,13 @@ static const field FIELDS[] = {
     NAME(OFFER, offer.segment, 0),
     NUMBER(OFFER, offer.segment_offset, 0, UINT64_MAX),
     NUMBER(OFFER, offer.lent, 0, 1),
+    NUMBER(OFFER, offer.share, 0, 1),
+    NUMBER(OFFER, offer.neighbor, 0, 1),
 
     NUMBER(PULL, pull.version, 1, UINT64_MAX),
     NUMBER(PULL, pull.credits, 1, WINDOW),
+    NAME(PULL, pull.image, 0),
+    VIEW(PULL, pull.have, 0, sizeof many_bytes, many_bytes),
 
     NUMBER(FRAME, frame.version, 1, UINT64_MAX),
     NUMBER(FRAME, frame.sequence, 0, UINT32_MAX - 1),
