@@ -12,17 +12,22 @@ static bool are_neighbors(const rft_peer *one, const rft_peer *other)
            strcmp(one->place, other->place) == 0;
 }
 
+static bool is_offered(const rft_peer *peer, uint64_t version)
+{
+    return peer->task.stage == RFT_STAGE_OFFERED && peer->task.version == version;
+}
+
 static bool is_receiving(const rft_peer *peer, uint64_t version)
 {
-    return peer->task.stage == RFT_STAGE_OFFERED && peer->task.version == version &&
-           peer->task.share;
+    return is_offered(peer, version) && peer->task.share;
 }
 
 /* It may want the version, and map what another one receives. */
 static bool may_map(const rft_peer *peer, uint64_t version)
 {
-    return peer->held.version != version && peer->alone != version &&
-           peer->failed_version != version;
+    bool fetches = is_offered(peer, version) && peer->task.path == REFIT_PATH_SOCKET;
+    return !peer->shm && !peer->gpu && !fetches && peer->held.version != version &&
+           peer->alone != version && peer->failed_version != version;
 }
 
 rft_neighbor_role rft_neighbors_role(const rft_peers *peers, const rft_peer *peer, uint64_t version,
@@ -76,6 +81,8 @@ void rft_neighbors_drop_lost(rft_peers *peers)
         bool there =
             rft_neighbors_role(peers, peer, peer->task.version, &image) == RFT_NEIGHBOR_MAPS &&
             strcmp(image->segment, peer->task.segment) == 0;
-        if (!there) peer->task = (rft_task){0};
+        if (there) continue;
+        peer->unmapped = peer->task.version;
+        peer->task = (rft_task){0};
     }
 }

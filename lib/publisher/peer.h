@@ -76,7 +76,8 @@ typedef struct rft_peer {
     unsigned char uuid[RFT_UUID_BYTES];
     char place[RFT_SEGMENT_PLACE_BYTES]; /* where it shares images; empty: it does not */
     rft_shared_image image;
-    uint64_t alone;  /* a version that it receives for itself; 0: none so far */
+    uint64_t unmapped; /* a version whose image it was offered is gone: it may yet fail with that */
+    uint64_t alone;    /* a version that it receives for itself; 0: none so far */
     rft_bytes have;  /* frames of its task that it has had from another worker, as PULL says them */
     bool delta;      /* it takes sparse blocks */
     bool zstd;       /* it takes packed ones */

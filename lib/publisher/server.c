@@ -533,7 +533,7 @@ static void blame_for_gpu(rft_server *server, rft_peer *peer, const char *reason
 static void tell_apart(const rft_server *server, const rft_peer *peer)
 {
     const rft_peer *other = rft_neighbors_apart(&server->peers, peer);
-    if (other == NULL || peer->path != REFIT_PATH_SOCKET) return;
+    if (other == NULL || peer->path != REFIT_PATH_SOCKET || other->shm) return;
     rft_log(REFIT_LOG_WARNING,
             "worker %s is on the machine of worker %s, but of another user or in another PID "
             "namespace: each receives versions for itself (broadcast.host_image)",
@@ -628,6 +628,7 @@ static bool note_have(const rft_server *server, rft_peer *peer, rft_view have)
 {
     rft_bytes_reset(&peer->have);
     if (have.count != ((size_t)server->store->manifest->frame_count + 7) / 8) return false;
+    if (peer->alone == peer->task.version) return true; /* they were damaged before */
     (void)rft_bytes_append(&peer->have, have.data, have.count, NULL);
     return true;
 }
@@ -725,6 +726,14 @@ static void fail_digest(rft_server *server, rft_peer *peer)
     rft_transaction_blame(server, peer, REFIT_ERR_CORRUPT, reason);
 }
 
+/* The worker has the version without frames, so that others wait for an image in vain. */
+static void end_sharing(rft_server *server, rft_peer *peer)
+{
+    if (!peer->task.share || peer->image.version == peer->task.version) return;
+    peer->task.share = false;
+    server->regroup = true;
+}
+
 /* The worker has verified what it received: others that mapped it may look. */
 static void show_image(rft_server *server, rft_peer *receiver)
 {
@@ -763,6 +772,7 @@ static void answer_staged(rft_server *server, rft_peer *peer, const rft_message 
         fail_digest(server, peer);
         return;
     }
+    end_sharing(server, peer);
     peer->task.stage = RFT_STAGE_STAGED;
     show_image(server, peer);
     if (version == transaction->version) rft_transaction_forgive(server, peer);
@@ -793,7 +803,10 @@ static void answer_committed(rft_server *server, rft_peer *peer, const rft_messa
         return;
     }
     peer->held = held;
-    if (is_task(peer, held.version)) peer->task = (rft_task){0};
+    if (is_task(peer, held.version)) {
+        end_sharing(server, peer);
+        peer->task = (rft_task){0};
+    }
     if (newest) {
         rft_transaction_applied(server, peer);
     } else {
@@ -844,6 +857,7 @@ static void offer_alone(rft_server *server, rft_peer *peer, int64_t now)
 /* The same version once more, built on nothing. */
 static void offer_whole(rft_server *server, rft_peer *peer, int64_t now)
 {
+    if (peer->have.count > 0) peer->alone = peer->task.version;
     peer->held = (rft_version_id){0};
     peer->task = (rft_task){0};
     rft_server_offer(server, peer, now);
@@ -857,11 +871,21 @@ static bool was_told_early(const rft_peer *peer, const rft_message *failed)
            failed->as.failed.code == REFIT_ERR_STATE && failed->as.failed.kept;
 }
 
+/* It could not map an image that was gone by then, and has been offered the version in frames
+ * since.
+ */
+static bool was_unmapped(const rft_peer *peer, const rft_message *failed)
+{
+    return is_task(peer, failed->as.failed.version) && peer->task.path == REFIT_PATH_SOCKET &&
+           peer->unmapped == peer->task.version && failed->as.failed.code == REFIT_ERR_UNSUPPORTED;
+}
+
 /* Told before the new offer of the version, it is fetching it; told after that, it is no longer
  * sent its frames. */
 static void offer_anew(rft_server *server, rft_peer *peer, int64_t now)
 {
     if (peer->task.stage == RFT_STAGE_OFFERED) return;
+    server->regroup |= rft_neighbors_withdraw(peer);
     peer->task = (rft_task){0};
     rft_server_offer(server, peer, now);
 }
@@ -878,6 +902,11 @@ static void answer_failed(rft_server *server, rft_peer *peer, const rft_message 
         return;
     }
     if (!message->as.failed.kept) peer->held = (rft_version_id){0};
+    if (was_unmapped(peer, message)) {
+        peer->unmapped = 0;
+        return;
+    }
+    /* Version 0 may stand for any. */
     if (version == 0 || version == peer->image.version || (current && peer->task.share))
         server->regroup |= rft_neighbors_withdraw(peer);
     if (!current && version != 0) return;
@@ -1015,13 +1044,28 @@ static int64_t silence_at(const rft_server *server, const rft_peer *peer)
     return rft_after_ms(peer->heard, server->config->broadcast_heartbeat_timeout_ms);
 }
 
-/* A worker that has no room for the version now, perhaps, is not waited for by the others. */
+/* Whether the others wait for a worker that does not say where its frames go: it has no room for
+ * the version now, perhaps. */
+static bool names_nothing(const rft_server *server, const rft_peer *peer, int64_t now)
+{
+    int64_t due = rft_after_ms(peer->task.asked, server->config->broadcast_heartbeat_timeout_ms);
+    return peer->task.share && peer->image.version != peer->task.version && now >= due;
+}
+
+/* Whether they wait for one that does not get done: while there is time for another one. */
+static bool is_slow(const rft_server *server, const rft_peer *peer, int64_t now)
+{
+    const rft_transaction *transaction = &server->transaction;
+    int64_t half = (int64_t)server->config->broadcast_stage_timeout_ms * 500000;
+    return transaction->state == RFT_TRANSACTION_STAGING && peer->image.version != 0 &&
+           peer->image.version == transaction->version && !peer->image.whole &&
+           now >= transaction->deadline - half;
+}
+
 static void tick_receiver(rft_server *server, rft_peer *peer, int64_t now)
 {
-    bool silent = peer->task.share && peer->image.version != peer->task.version;
-    int64_t due = rft_after_ms(peer->task.asked, server->config->broadcast_heartbeat_timeout_ms);
-    if (!silent || now < due) return;
-    peer->task.share = false;
+    if (!names_nothing(server, peer, now) && !is_slow(server, peer, now)) return;
+    (void)rft_neighbors_withdraw(peer);
     server->regroup = true;
 }
 

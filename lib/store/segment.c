@@ -304,8 +304,8 @@ static void own_place(int fd, char path[PLACE_BYTES])
 static refit_status reach_failed(int code, refit_error *error)
 {
     return rft_fail_sub(error, code == ENOENT ? REFIT_ERR_NOT_FOUND : REFIT_ERR_SYSTEM, code,
-                        "the trainer's memory could not be opened, for which a worker has to share "
-                        "its user, its /proc and its PID namespace: %s",
+                        "shared memory could not be opened, for which a worker has to share its "
+                        "owner's user, /proc and PID namespace: %s",
                         strerror(code));
 }
 
@@ -326,7 +326,7 @@ static refit_status place_check(int fd, const segment_place *place, refit_error 
     if (fstat(fd, &file) != 0) return reach_failed(errno, error);
     if (file.st_ino != place->inode) return reach_failed(ENOENT, error);
     RFT_REFUSE_IF(!is_ours(fd, &file), error, REFIT_ERR_SECURITY,
-                  "the trainer offers memory that another user owns, or that is not a segment");
+                  "the memory that is offered belongs to another user, or is not a segment");
     return REFIT_OK;
 }
 
@@ -335,18 +335,18 @@ static refit_status file_check(int fd, uint64_t bytes, refit_error *error)
     struct stat file;
     int seals = fcntl(fd, F_GET_SEALS);
     RFT_REFUSE_IF(seals < 0 || (seals & SEALS) != SEALS, error, REFIT_ERR_SECURITY,
-                  "the trainer offers memory that other processes can change: it is not sealed");
+                  "other processes can change the memory that is offered: it is not sealed");
     if (fstat(fd, &file) != 0) return reach_failed(errno, error);
     RFT_REFUSE_IF(file.st_size < 0 || (uint64_t)file.st_size < bytes, error, REFIT_ERR_PROTOCOL,
-                  "the trainer's memory has %jd bytes instead of %" PRIu64, (intmax_t)file.st_size,
-                  bytes);
+                  "the memory that is offered has %jd bytes instead of %" PRIu64,
+                  (intmax_t)file.st_size, bytes);
     return REFIT_OK;
 }
 
 static refit_status fill_check(int fd, uint64_t bytes, refit_error *error)
 {
     RFT_REFUSE_IF(!is_filled(fd, bytes), error, REFIT_ERR_SECURITY,
-                  "the trainer offers memory that it has not filled");
+                  "the memory that is offered was not filled");
     return REFIT_OK;
 }
 
@@ -374,7 +374,7 @@ static refit_status attach(rft_segment *segment, const char *name, uint64_t byte
     uint64_t needed = bytes == 0 ? 1 : bytes;
     segment_reset(segment);
     RFT_REFUSE_IF(!name_read(name, &place), error, REFIT_ERR_PROTOCOL,
-                  "the trainer offers memory by a name that this refit does not give: install the "
+                  "memory is offered by a name that this refit does not give: install the "
                   "same refit at both ends");
     RFT_TRY(file_open(&place, &segment->fd, error));
     RFT_TRY_GOTO(file_check(segment->fd, needed, error), undo_file);
@@ -428,12 +428,25 @@ refit_status rft_segment_attach_growing(rft_segment *segment, const char *name, 
     return status;
 }
 
+#define OVERCOMMIT "/proc/sys/vm/overcommit_memory"
+
+/* Where the system counts each page as it is taken, one that cannot be had is a signal. */
+static bool is_strict(void)
+{
+    char text[16];
+    uint64_t mode;
+    return rft_procfile_read(OVERCOMMIT, text, sizeof text) && rft_procfile_number(text, &mode) &&
+           mode == 2;
+}
+
 /* Written by the owner alone, it has the owner's user write to a view, too. */
 refit_status rft_segment_create_growing(rft_segment *segment, uint64_t bytes, refit_error *error)
 {
     rft_budget room;
     uint64_t needed = bytes == 0 ? 1 : bytes;
     segment_reset(segment);
+    RFT_REFUSE_IF(is_strict(), error, REFIT_ERR_SYSTEM,
+                  "memory is taken as it is written, which vm.overcommit_memory: 2 makes unsafe");
     RFT_TRY(room_check(needed, &room, error));
     RFT_TRY(sealed_make_alone(segment, needed, error));
     refit_status status = view_map(segment, error);

@@ -232,8 +232,9 @@ refit_status rft_images_take_neighbor(rft_images *images, rft_catalog *catalog, 
                   "the image that another worker of this host receives cannot be mapped: %s",
                   why.text);
     rft_shared_tail *theirs = (rft_shared_tail *)(void *)(mapping->segment.memory + tail);
-    RFT_REFUSE_IF(theirs->epoch != epoch || theirs->version != version, error,
-                  REFIT_ERR_UNSUPPORTED,
+    bool other = theirs->epoch != epoch || theirs->version != version;
+    if (other && mapping->users == 0) memory_close(&mapping->segment, &mapping->pinning);
+    RFT_REFUSE_IF(other, error, REFIT_ERR_UNSUPPORTED,
                   "the image of another worker of this host has another version");
     rft_images_trim_private(images);
     mapping->users++;

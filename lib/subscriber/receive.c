@@ -317,16 +317,16 @@ static refit_status prepare_reassembly(rft_receive *receive, const unsigned char
     return REFIT_OK;
 }
 
-/* The frames that are there, as PULL says them. Without memory for that they come once more. */
-static rft_view list_taken(rft_receive *receive)
+/* The frames that the worker before has left, as PULL says them. Without memory for that they come
+ * once more. */
+static rft_view list_left(rft_receive *receive)
 {
-    const rft_reassembly *reassembly = receive->reassembly;
     uint32_t frames = receive->catalog->manifest->frame_count;
     rft_bytes_reset(&receive->have);
-    for (uint32_t i = 0; i < frames && rft_reassembly_taken(reassembly) > 0; i += 8) {
+    for (uint32_t i = 0; i < frames && receive->left != NULL; i += 8) {
         unsigned char byte = 0;
         for (uint32_t bit = 0; bit < 8 && i + bit < frames; bit++) {
-            byte |= (unsigned char)(rft_reassembly_has(reassembly, i + bit) << bit);
+            byte |= (unsigned char)(rft_image_is_marked(receive->left, i + bit) << bit);
         }
         if (rft_bytes_append(&receive->have, &byte, 1, NULL) != REFIT_OK) return (rft_view){0};
     }
@@ -343,7 +343,7 @@ static void announce(rft_receive *receive)
     rft_message message = {.kind = RFT_PULL};
     message.as.pull.version = receive->version;
     message.as.pull.credits = credits == 0 ? 1 : credits;
-    message.as.pull.have = list_taken(receive);
+    message.as.pull.have = list_left(receive);
     if (receive->image->tail != NULL)
         message.as.pull.image = rft_view_text(receive->image->memory.name);
     receive->in_flight += (int32_t)credits * RFT_CREDIT;
@@ -356,7 +356,7 @@ static void pull(rft_receive *receive)
 {
     bool first = !receive->announced;
     receive->announced = true;
-    if (first && (receive->image->tail != NULL || rft_reassembly_taken(receive->reassembly) > 0)) {
+    if (first && (receive->image->tail != NULL || receive->left != NULL)) {
         announce(receive);
         return;
     }
@@ -534,14 +534,6 @@ static refit_status take_image(rft_receive *receive, const rft_image *held, refi
     return prepare_reassembly(receive, receive->base == 0 ? NULL : held->bytes, error);
 }
 
-/* FETCHING begins, unless frames are to be copied first. */
-static refit_status go_on(rft_receive *receive, refit_error *error)
-{
-    if (receive->phase != RFT_RECEIVE_FETCHING) return REFIT_OK;
-    if (receive->path == REFIT_PATH_SOCKET) pull(receive);
-    return check_complete(receive, error);
-}
-
 refit_status rft_receive_start(rft_receive *receive, const rft_image *held, refit_error *error)
 {
     if (receive->phase == RFT_RECEIVE_FETCHING && receive->path == REFIT_PATH_CUDA_IPC)
@@ -549,11 +541,12 @@ refit_status rft_receive_start(rft_receive *receive, const rft_image *held, refi
     if (receive->phase != RFT_RECEIVE_WAITING) return REFIT_OK;
     RFT_TRY(take_image(receive, held, error));
     receive->phase = receive->left == NULL ? RFT_RECEIVE_FETCHING : RFT_RECEIVE_RESUMING;
-    return go_on(receive, error);
+    if (receive->path == REFIT_PATH_SOCKET) pull(receive);
+    return check_complete(receive, error);
 }
 
-/* Copies frames that the worker before has marked, and goes on with the others once there are no
- * more. Its digests are checked with all others, at SEAL. */
+/* Copies frames that the worker before has marked, while others come. Its digests are checked with
+ * all others, at SEAL. */
 static refit_status resume_part(rft_receive *receive, refit_error *error)
 {
     const rft_manifest *manifest = receive->catalog->manifest;
@@ -569,7 +562,7 @@ static refit_status resume_part(rft_receive *receive, refit_error *error)
     rft_image_drop_use(receive->left, RFT_IMAGE_STAGED);
     receive->left = NULL;
     receive->phase = RFT_RECEIVE_FETCHING;
-    return go_on(receive, error);
+    return check_complete(receive, error);
 }
 
 bool rft_receive_is_busy(const rft_receive *receive)
@@ -607,8 +600,9 @@ static refit_status ask_again(rft_receive *receive, const uint32_t *sequences, u
 refit_status rft_receive_frame(rft_receive *receive, const rft_message *frame, rft_view payload,
                                refit_error *error)
 {
-    bool ours = receive->phase == RFT_RECEIVE_FETCHING && receive->path == REFIT_PATH_SOCKET &&
-                frame->as.frame.version == receive->version;
+    bool open = receive->phase == RFT_RECEIVE_FETCHING || receive->phase == RFT_RECEIVE_RESUMING;
+    bool ours =
+        open && receive->path == REFIT_PATH_SOCKET && frame->as.frame.version == receive->version;
     if (!ours) return REFIT_OK;
     receive->quiet_since = 0;
     receive->bytes_received += payload.count;

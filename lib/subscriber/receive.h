@@ -10,8 +10,8 @@
  *       └────────────────┴──────drop────────┴───────────drop────────────┘
  *
  * A version that another worker of the host receives is FETCHING until that one has it whole. If
- * that one is lost, this one takes over: start goes to RESUMING, which copies the frames that are
- * there already, and to FETCHING from there.
+ * that one is lost, this one takes over: start goes to RESUMING, in which the frames that are there
+ * already are copied while others come, and to FETCHING from there.
  *
  * A version that comes piece by piece is complete once SEAL says so, though its user still copies.
  *

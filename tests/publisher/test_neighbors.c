@@ -216,7 +216,7 @@ ON_BENCH(a_receiver_without_an_image_is_not_waited_for)
     server_bench_say(bench, 2, server_beat(0, 0));
     server_bench_say(bench, 3, server_beat(0, 0));
     server_bench_tick(bench, bench->config.broadcast_heartbeat_timeout_ms / 2 + 1);
-    assert_offered(bench, "--s"); /* nor is one that says nothing of it */
+    assert_offered(bench, "--f"); /* nor is one that says nothing of it */
     pull_into(bench, 2, 1, SEGMENT);
     assert_offered(bench, "---");
 }
@@ -230,7 +230,7 @@ ON_BENCH(a_receiver_that_fails_is_replaced)
     server_bench_say(bench, 1, server_failed(1, REFIT_ERR_HOST_MEMORY, true));
     assert_offered(bench, "-f"); /* there is none left to share with */
     join(bench, 3, HERE);
-    assert_int_equal(offered(bench, 3), 's');
+    assert_int_equal(offered(bench, 3), 'f');
 }
 
 ON_BENCH(a_receiver_that_starts_over_has_another_image)
@@ -282,7 +282,62 @@ ON_BENCH(a_version_that_its_receiver_refused_is_not_mapped)
     assert_int_not_equal(offered(bench, 3), 'n');
 }
 
+ON_BENCH(one_that_has_the_version_without_frames_shares_nothing)
+{
+    open_host(bench, 3);
+    server_bench_begin(bench, 1);
+    server_bench_write(bench);
+    server_bench_seal(bench);
+    server_bench_forget(bench);
+    server_bench_stage(bench, 1); /* it is with its user since an earlier offer */
+    assert_offered(bench, "-s-");
+    open_host(bench, 3);
+    bench->config.broadcast_quorum = 3;
+    server_bench_begin(bench, 1);
+    pull_into(bench, 1, 1, SEGMENT);
+    server_bench_write(bench);
+    server_bench_seal(bench);
+    server_bench_forget(bench);
+    server_bench_stage(bench, 1);
+    assert_offered(bench, "---");
+}
+
+ON_BENCH(a_receiver_that_does_not_get_done_is_not_waited_for)
+{
+    open_host(bench, 3);
+    bench->config.broadcast_quorum = 2;
+    bench->config.broadcast_heartbeat_timeout_ms = 600000;
+    server_bench_begin(bench, 1);
+    pull_into(bench, 1, 1, SEGMENT);
+    server_bench_write(bench);
+    server_bench_seal(bench);
+    server_bench_forget(bench);
+    server_bench_tick(bench, bench->config.broadcast_stage_timeout_ms / 2 - 1);
+    assert_offered(bench, "---");
+    server_bench_tick(bench, 1);
+    assert_offered(bench, "-s-");
+    pull_into(bench, 2, 1, SEGMENT "0");
+    server_bench_stage(bench, 2);
+    server_bench_stage(bench, 3);
+    assert_int_equal(bench->server.current.version, 1);
+}
+
 /* ---- Those that map */
+
+ON_BENCH(one_that_could_not_map_what_is_gone_is_not_blamed)
+{
+    open_host(bench, 3);
+    server_bench_begin(bench, 1);
+    pull_into(bench, 1, 1, SEGMENT);
+    rft_server_evict(&bench->server, server_bench_peer(bench, 1), REFIT_ERR_PEER, "test");
+    server_bench_tick(bench, 0);
+    server_bench_forget(bench);
+    server_bench_say(bench, 2, server_failed(1, REFIT_ERR_UNSUPPORTED, true)); /* of the image */
+    assert_int_equal(server_bench_peer(bench, 2)->task.stage, RFT_STAGE_OFFERED);
+    assert_int_equal(server_bench_peer(bench, 2)->status, REFIT_OK);
+    server_bench_say(bench, 2, server_failed(1, REFIT_ERR_UNSUPPORTED, true)); /* of the frames */
+    assert_int_equal(server_bench_peer(bench, 2)->status, REFIT_ERR_UNSUPPORTED);
+}
 
 ON_BENCH(one_that_cannot_map_receives_for_itself)
 {
@@ -329,8 +384,10 @@ ON_BENCH(frames_that_a_worker_has_are_not_sent)
     server_bench_forget(bench);
     server_bench_say(bench, 1, server_failed(1, REFIT_ERR_CORRUPT, true));
     assert_int_not_equal(offered(bench, 1), '-');
-    server_bench_say(bench, 1, server_pull(1, frames));
+    server_bench_say(bench, 1, message); /* what it says it has counts no more */
     assert_int_equal(count_frames(bench), frames);
+    server_bench_say(bench, 1, server_failed(1, REFIT_ERR_CORRUPT, true));
+    assert_int_equal(server_bench_peer(bench, 1)->status, REFIT_ERR_CORRUPT);
 }
 
 ON_BENCH(a_worker_that_has_other_frames_is_evicted)
