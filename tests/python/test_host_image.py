@@ -83,10 +83,11 @@ def test_each_receives_for_itself(publishers: dict[str, str], workers: dict[str,
 
 def test_what_a_worker_writes_stays_with_it() -> None:
     seen = []
+    expected = {version: weights(version)["a"] for version in (1, 2, 3)}
 
     def overwrite(update: Update) -> None:
         tensor = update["a"].torch()
-        seen.append(bool(tensor.equal(weights(update.version)["a"])))
+        seen.append(bool(tensor.equal(expected[update.version])))
         tensor.fill_(7)
 
     with host(overwrite) as (publisher, workers):
