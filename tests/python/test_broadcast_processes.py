@@ -121,10 +121,8 @@ def test_a_neighbor_goes_on_where_the_receiver_is_lost(
         publisher.write_all([(name, MANY[name]) for name in names[48:]])
         publisher.commit()
         assert [one.hear()[:2] for one in others] == [(version, MANY)] * 2
-        assert {(one.name, one.path) for one in publisher.workers() if one.subscribed} == {
-            ("b", "socket"),
-            ("c", "neighbor"),
-        }
+        paths = [one.path for one in publisher.workers() if one.subscribed]
+        assert sorted(paths) == ["neighbor", "socket"]
         # What was on its way to the receiver is sent once more, and no more than that.
         everything = sum(map(len, MANY.values()))
         assert publisher.stats()["publish_sent_bytes_total"] < 1.2 * everything
