@@ -156,7 +156,7 @@ static refit_status entry_buffer(frame_coder *coder, frame_entry *entry, size_t 
 static refit_status entry_keep(frame_coder *coder, frame_entry *entry, const rft_frame *frame,
                                refit_error *error)
 {
-    entry->whole = frame->counts.same == 0 && frame->counts.sparse == 0;
+    entry->whole = !frame->gathered;
     entry->payload = frame->payload;
     if (entry->whole) return REFIT_OK;
     RFT_TRY(entry_buffer(coder, entry, frame->payload.count, error));

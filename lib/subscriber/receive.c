@@ -122,7 +122,7 @@ static refit_status gpu_verify_part(rft_gpu_verify *verify, const rft_message *s
     }
     if (verify->asked == 0) RFT_TRY(ask(verify, most, error));
     if (verify->asked > 0) return answer(verify, error);
-    RFT_TRY(rft_seal_check(verify->image->catalog->manifest, verify->sums, seal, error));
+    RFT_TRY(rft_seal_check(verify->image->catalog->manifest, NULL, verify->sums, seal, error));
     verify->done = true;
     return REFIT_OK;
 }

@@ -451,6 +451,11 @@ static size_t coding_room(const frame_gather *gather)
     return most;
 }
 
+static uint64_t wanted_bytes(const frame_gather *gather, const rft_block *block)
+{
+    return rft_want_block(gather->source->want, block);
+}
+
 /* Copies the dense blocks before `end`. That is done when a sparse block follows them, or at the
  * end if the frame is coded: for a frame that is sent whole nothing is copied. */
 static void fill_hole(frame_gather *gather, uint32_t end)
@@ -459,8 +464,12 @@ static void fill_hole(frame_gather *gather, uint32_t end)
     for (; gather->copied < end; gather->copied++) {
         const rft_block *block = &blocks[gather->copied];
         if (gather->modes[gather->copied] != RFT_BLOCK_DENSE) continue;
-        memcpy(gather->hole, gather->source->image + block->offset, block->bytes);
-        gather->hole += block->bytes;
+        uint64_t wanted = wanted_bytes(gather, block);
+        if (wanted == block->bytes)
+            memcpy(gather->hole, gather->source->image + block->offset, block->bytes);
+        else
+            rft_want_gather(gather->source->want, block, gather->source->image, gather->hole);
+        gather->hole += wanted;
     }
 }
 
@@ -477,7 +486,7 @@ static bool add_sparse(frame_gather *gather, uint32_t at)
     uint32_t index = gather->span->first_block + at;
     const rft_block *block = &gather->manifest->blocks[index];
     rft_sparse sparse;
-    if (source->base == NULL) return false;
+    if (source->base == NULL || wanted_bytes(gather, block) < block->bytes) return false;
     if (!rft_sparse_encode(gather->manifest, block, source->price, source->base + block->offset,
                            source->image + block->offset, gather->next, &sparse)) {
         return false;
@@ -502,7 +511,7 @@ static void add_blocks(frame_gather *gather)
     const rft_block *blocks = &gather->manifest->blocks[gather->span->first_block];
     for (uint32_t i = 0; i < gather->span->blocks; i++) {
         if (gather->modes[i] == RFT_BLOCK_SAME) continue;
-        if (!add_sparse(gather, i)) gather->next += blocks[i].bytes;
+        if (!add_sparse(gather, i)) gather->next += wanted_bytes(gather, &blocks[i]);
     }
 }
 
@@ -556,17 +565,18 @@ refit_status rft_frame_encode(const rft_manifest *manifest, uint32_t sequence,
         .manifest = manifest, .span = &manifest->frames[sequence], .source = source};
     rft_view payload = {0};
     RFT_TRY(set_modes(&gather, modes, error));
-    bool coded = source->base != NULL || gather.counts.same > 0;
+    bool cut = rft_want_frame(source->want, sequence) != RFT_WANT_ALL;
+    bool coded = source->base != NULL || gather.counts.same > 0 || cut;
     if (coded) RFT_TRY(gather_blocks(&gather, scratch, &payload, error));
-    coded = gather.counts.dense < gather.span->blocks &&
-            payload.count + source->worth <= gather.span->bytes;
+    coded = cut || (gather.counts.dense < gather.span->blocks &&
+                    payload.count + source->worth <= gather.span->bytes);
     if (!coded) {
         payload = whole(&gather);
         rft_bytes_reset(scratch);
     }
-    *out = (rft_frame){.payload = payload, .counts = gather.counts};
+    *out = (rft_frame){.payload = payload, .gathered = coded, .counts = gather.counts};
     if (coded) fill_hole(&gather, gather.span->blocks);
-    if (coded) RFT_TRY(pack(&gather, out, error));
+    if (coded && !cut) RFT_TRY(pack(&gather, out, error));
     out->hash = XXH3_64bits(out->payload.data, out->payload.count);
     return REFIT_OK;
 }

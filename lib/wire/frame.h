@@ -5,13 +5,16 @@
  * first the directory of the sparse blocks, then, block after block, what each has: its bytes
  * (dense), nothing (same), or its planes (sparse). A gathered payload may be packed.
  *
+ * For a worker that wants a part of the version (want.h), what a block has are its wanted bytes:
+ * such a frame is gathered, unless all of it is wanted, and never packed.
+ *
  * A frame is never longer than the range of the image that it stands for.
  */
 #ifndef RFT_FRAME_H
 #define RFT_FRAME_H
 
 #include "kernels/delta.h"
-#include "wire/manifest.h"
+#include "wire/want.h"
 
 typedef enum rft_block_mode {
     RFT_BLOCK_DENSE = 0,  /* the block as it is */
@@ -122,6 +125,7 @@ typedef struct rft_frame_source {
     uint32_t price;         /* of coding a changed element, in bytes: 0 for whatever is smaller */
     rft_parts before;       /* of the base */
     rft_parts after;        /* of the image */
+    const rft_want *want;   /* borrowed; NULL: everything */
 } rft_frame_source;
 
 /* Its blocks by mode, and the elements that changed in the sparse ones. */
@@ -134,6 +138,7 @@ typedef struct rft_frame_counts {
 
 typedef struct rft_frame {
     rft_view payload;
+    bool gathered; /* the payload is not the image's own memory */
     uint64_t hash;
     rft_frame_counts counts;
     bool packed; /* plane by plane */

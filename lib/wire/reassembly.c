@@ -65,15 +65,16 @@ static refit_status check_version(const rft_manifest *manifest, const rft_messag
     return REFIT_OK;
 }
 
-refit_status rft_seal_check(const rft_manifest *manifest, const uint64_t *sums,
-                            const rft_message *seal, refit_error *error)
+refit_status rft_seal_check(const rft_manifest *manifest, const rft_want *want,
+                            const uint64_t *sums, const rft_message *seal, refit_error *error)
 {
     RFT_TRY(check_length(manifest, seal->as.seal.tensors, error));
     const unsigned char *expected = seal->as.seal.tensors.data;
     for (uint32_t i = 0; i < manifest->count; i++) {
         const rft_manifest_tensor *tensor = &manifest->tensors[i];
         if (tensor->alias_of != REFIT_NO_ALIAS) continue;
-        RFT_TRY(check_tensor(tensor, sums[i], expected, error));
+        if (rft_want_tensor(want, i) == RFT_WANT_ALL)
+            RFT_TRY(check_tensor(tensor, sums[i], expected, error));
         expected += DIGEST_BYTES;
     }
     return check_version(manifest, seal, error);
@@ -110,7 +111,7 @@ refit_status rft_image_verify_part(const rft_manifest *manifest, const unsigned 
     while (cursor->tensor < manifest->count) {
         const rft_manifest_tensor *tensor = &manifest->tensors[cursor->tensor];
         bool original = tensor->alias_of == REFIT_NO_ALIAS;
-        if (original) {
+        if (original && rft_want_tensor(cursor->want, cursor->tensor) == RFT_WANT_ALL) {
             most -= add_part(cursor, tensor, image, most);
             if (cursor->offset < tensor->bytes) return REFIT_OK;
             RFT_TRY(check_tensor(tensor, cursor->sum,
@@ -144,6 +145,7 @@ struct rft_reassembly {
     unsigned char *staging;
     const unsigned char *base; /* NULL: none */
     uint64_t *sums;            /* per tensor; aliases stay 0 */
+    const rft_want *want;      /* NULL: everything */
     bool *taken;               /* per frame */
     uint32_t taken_count;
     block_plan *plan;       /* per block of the largest frame */
@@ -210,9 +212,20 @@ void rft_reassembly_reset(rft_reassembly *reassembly, unsigned char *staging,
     const rft_manifest *manifest = reassembly->manifest;
     reassembly->staging = staging;
     reassembly->base = base;
+    reassembly->want = NULL;
     reassembly->taken_count = 0;
     memset(reassembly->sums, 0, manifest->count * sizeof *reassembly->sums);
     memset(reassembly->taken, 0, manifest->frame_count * sizeof *reassembly->taken);
+}
+
+void rft_reassembly_narrow(rft_reassembly *reassembly, const rft_want *want)
+{
+    reassembly->want = want;
+    for (uint32_t i = 0; i < reassembly->manifest->frame_count; i++) {
+        if (rft_want_frame(want, i) != RFT_WANT_NONE) continue;
+        reassembly->taken[i] = true;
+        reassembly->taken_count++;
+    }
 }
 
 /* ---- One frame ---- */
@@ -260,9 +273,11 @@ static bool plan_block(const rft_reassembly *reassembly, const rft_block *block,
                        const unsigned char *end, block_plan *plan)
 {
     size_t room = (size_t)(end - *at), bytes = 0;
+    uint64_t wanted = rft_want_block(reassembly->want, block);
     if (mode == RFT_BLOCK_DENSE) {
-        bytes = block->bytes;
+        bytes = wanted;
     } else if (mode == RFT_BLOCK_SPARSE) {
+        if (wanted < block->bytes) return false;
         if (!rft_sparse_read(reassembly->manifest, block, *entry, *at, room, &plan->sparse))
             return false;
         *entry += RFT_SPARSE_ENTRY_BYTES;
@@ -274,6 +289,19 @@ static bool plan_block(const rft_reassembly *reassembly, const rft_block *block,
     return true;
 }
 
+/* Whether nothing of its blocks travels. */
+static bool is_empty(const rft_reassembly *reassembly, const rft_frame_span *span,
+                     const unsigned char *modes)
+{
+    const rft_block *blocks = &reassembly->manifest->blocks[span->first_block];
+    for (uint32_t i = 0; i < span->blocks; i++) {
+        bool left_out =
+            modes[i] == RFT_BLOCK_SAME || rft_want_block(reassembly->want, &blocks[i]) == 0;
+        if (!left_out) return false;
+    }
+    return true;
+}
+
 /* The directory of the sparse blocks, then block after block; all of it. */
 static bool plan_gathered(rft_reassembly *reassembly, const rft_frame_span *span,
                           const unsigned char *modes, rft_view payload)
@@ -282,7 +310,7 @@ static bool plan_gathered(rft_reassembly *reassembly, const rft_frame_span *span
     size_t directory =
         (size_t)count_mode(modes, span->blocks, RFT_BLOCK_SPARSE) * RFT_SPARSE_ENTRY_BYTES;
     if (directory > payload.count || payload.count > span->bytes) return false;
-    if (payload.count == 0) return count_mode(modes, span->blocks, RFT_BLOCK_SAME) == span->blocks;
+    if (payload.count == 0) return is_empty(reassembly, span, modes);
     const unsigned char *entry = payload.data, *at = entry + directory;
     const unsigned char *end = entry + payload.count;
     for (uint32_t i = 0; i < span->blocks; i++) {
@@ -297,6 +325,9 @@ static refit_status unpack(rft_reassembly *reassembly, const rft_frame_span *spa
                            const rft_message *frame, rft_view *payload, refit_error *error)
 {
     if (frame->as.frame.planes.count == 0) return REFIT_OK;
+    bool all = rft_want_frame(reassembly->want, frame->as.frame.sequence) == RFT_WANT_ALL;
+    RFT_REFUSE_IF(!all, error, REFIT_ERR_PROTOCOL, "frame %u is packed, and wanted in part",
+                  frame->as.frame.sequence);
     RFT_REFUSE_IF(XXH3_64bits(payload->data, payload->count) != frame->as.frame.hash, error,
                   REFIT_ERR_CORRUPT, "frame %u was damaged on its way: its hash does not match",
                   frame->as.frame.sequence);
@@ -311,7 +342,8 @@ static refit_status check_payload(rft_reassembly *reassembly, const rft_frame_sp
                                   const rft_message *frame, rft_view payload, refit_error *error)
 {
     const unsigned char *modes = frame->as.frame.modes.data;
-    bool whole = count_mode(modes, span->blocks, RFT_BLOCK_DENSE) == span->blocks;
+    bool all = rft_want_frame(reassembly->want, frame->as.frame.sequence) == RFT_WANT_ALL;
+    bool whole = all && count_mode(modes, span->blocks, RFT_BLOCK_DENSE) == span->blocks;
     bool sparse = count_mode(modes, span->blocks, RFT_BLOCK_SPARSE) > 0;
     bool fits = whole ? plan_whole(reassembly, span, payload)
                       : plan_gathered(reassembly, span, modes, payload);
@@ -347,6 +379,17 @@ static refit_status apply_sparse(rft_reassembly *reassembly, const rft_block *bl
     return REFIT_OK;
 }
 
+/* A block that is wanted in part, or not at all: no digest is about it. */
+static void place_part(rft_reassembly *reassembly, const rft_block *block, block_plan *plan,
+                       bool same)
+{
+    plan->part = 0;
+    if (same)
+        rft_want_copy(reassembly->want, block, reassembly->base, reassembly->staging);
+    else
+        rft_want_scatter(reassembly->want, block, plan->from, reassembly->staging);
+}
+
 static refit_status place_blocks(rft_reassembly *reassembly, const rft_frame_span *span,
                                  const unsigned char *modes, refit_error *error)
 {
@@ -359,6 +402,10 @@ static refit_status place_blocks(rft_reassembly *reassembly, const rft_frame_spa
             continue;
         }
         bool same = modes[i] == RFT_BLOCK_SAME;
+        if (rft_want_block(reassembly->want, block) < block->bytes) {
+            place_part(reassembly, block, plan, same);
+            continue;
+        }
         plan->part = rft_digest_copy_part(reassembly->staging + block->offset,
                                           same ? reassembly->base + block->offset : plan->from,
                                           block->bytes, block->tensor_offset);
@@ -394,6 +441,10 @@ void rft_reassembly_take_placed(rft_reassembly *reassembly, uint32_t sequence,
     if (reassembly->taken[sequence]) return;
     for (uint32_t i = 0; i < span->blocks; i++) {
         const rft_block *block = &blocks[i];
+        if (rft_want_block(reassembly->want, block) < block->bytes) {
+            rft_want_copy(reassembly->want, block, image, reassembly->staging);
+            continue;
+        }
         reassembly->sums[block->tensor] +=
             rft_digest_copy_part(reassembly->staging + block->offset, image + block->offset,
                                  block->bytes, block->tensor_offset);
@@ -431,5 +482,5 @@ refit_status rft_reassembly_verify(const rft_reassembly *reassembly, const rft_m
     RFT_REFUSE_IF(!rft_reassembly_complete(reassembly), error, REFIT_ERR_STATE,
                   "%u of %u frames are in: verify when all are", reassembly->taken_count,
                   reassembly->manifest->frame_count);
-    return rft_seal_check(reassembly->manifest, reassembly->sums, seal, error);
+    return rft_seal_check(reassembly->manifest, reassembly->want, reassembly->sums, seal, error);
 }

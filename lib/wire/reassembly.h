@@ -26,6 +26,11 @@ void rft_reassembly_close(rft_reassembly *reassembly);
 void rft_reassembly_reset(rft_reassembly *reassembly, unsigned char *staging,
                           const unsigned char *base);
 
+/* Until the next reset it assembles this part of the version alone: frames of which nothing is
+ * wanted count as taken. At once after open or reset; `want` must outlive that, and be of the
+ * manifest. NULL is allowed. */
+void rft_reassembly_narrow(rft_reassembly *reassembly, const rft_want *want);
+
 /* Takes one frame. REFIT_ERR_CORRUPT: the hash does not match, or the result of applying a sparse
  * block does not have the expected digest; request the frame again. REFIT_ERR_STALE: the base is
  * not the one that a sparse block was coded against, so the version is to be had whole only.
@@ -51,8 +56,9 @@ bool rft_reassembly_complete(const rft_reassembly *reassembly);
 uint32_t rft_reassembly_missing(const rft_reassembly *reassembly, uint32_t from, uint32_t before);
 
 /* Holds the digests of SEAL (its `tensors`, 8 bytes each) against those of the bytes taken, and its
- * version digest against both. REFIT_ERR_CORRUPT names the first tensor that differs;
- * REFIT_ERR_STATE if frames are missing. */
+ * version digest against both. Of tensors that are wanted in part the frames' hashes are all that
+ * was compared. REFIT_ERR_CORRUPT names the first tensor that differs; REFIT_ERR_STATE if frames
+ * are missing. */
 refit_status rft_reassembly_verify(const rft_reassembly *reassembly, const rft_message *seal,
                                    refit_error *error);
 
@@ -61,11 +67,12 @@ refit_status rft_reassembly_verify(const rft_reassembly *reassembly, const rft_m
 refit_status rft_image_verify(const rft_manifest *manifest, const unsigned char *image,
                               const rft_message *seal, refit_error *error);
 
-/* How far an image has been verified; {0} is the start. */
+/* How far an image has been verified; {0} is the start, and but for `want` {0}. */
 typedef struct rft_image_cursor {
-    uint32_t tensor;   /* reached */
-    uint32_t original; /* its number among those that are not aliases */
-    uint64_t offset;   /* bytes of it that are in `sum` */
+    const rft_want *want; /* tensors of which it has not all are passed over; NULL: none */
+    uint32_t tensor;      /* reached */
+    uint32_t original;    /* its number among those that are not aliases */
+    uint64_t offset;      /* bytes of it that are in `sum` */
     uint64_t sum;
     bool done; /* all of the image is what the publisher wrote */
 } rft_image_cursor;
@@ -77,9 +84,10 @@ refit_status rft_image_verify_part(const rft_manifest *manifest, const unsigned 
                                    refit_error *error);
 
 /* Whether bytes are the version that a SEAL message describes. `sums`: per tensor, the sum of its
- * digest's parts; aliases' are not looked at. REFIT_ERR_CORRUPT names the first tensor that
- * differs; REFIT_ERR_PROTOCOL: SEAL does not fit the manifest. */
-refit_status rft_seal_check(const rft_manifest *manifest, const uint64_t *sums,
-                            const rft_message *seal, refit_error *error);
+ * digest's parts; aliases' are not looked at, nor those of which `want` has not all.
+ * REFIT_ERR_CORRUPT names the first tensor that differs; REFIT_ERR_PROTOCOL: SEAL does not fit the
+ * manifest. */
+refit_status rft_seal_check(const rft_manifest *manifest, const rft_want *want,
+                            const uint64_t *sums, const rft_message *seal, refit_error *error);
 
 #endif

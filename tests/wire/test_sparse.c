@@ -58,8 +58,8 @@ static void open_packing(frame_rig *f, uint64_t seed)
 
 static rft_message encode(frame_rig *f, uint32_t sequence, uint64_t worth, rft_view *payload)
 {
-    const rft_frame_source source = {f->image, f->same,  f->base,   worth,
-                                     f->codec, f->price, f->before, f->after};
+    const rft_frame_source source = {f->image, f->same,   f->base,  worth, f->codec,
+                                     f->price, f->before, f->after, NULL};
     return frame_rig_encode(f, sequence, &source, payload);
 }
 

@@ -1,0 +1,350 @@
+/* Parts of a version: which bytes they are, that these alone travel and arrive, whatever else the
+ * frames are; and lists that are refused. */
+#include <stdlib.h>
+
+#include "frame_rig.h"
+#include "tensor_samples.h"
+#include "tests/support/seeded.h"
+#include "tests/support/test.h"
+#include "wire/want.h"
+#include "wire_samples.h"
+
+#define SEEDS         40u
+#define ELEMENTS      200000u
+#define TENSOR_GROUPS 3u
+
+typedef struct want_rig {
+    frame_rig frames;
+    rft_bytes list;
+    rft_want *want;
+    unsigned char *wanted; /* per byte of the image: 1 if it is */
+    uint64_t count;
+} want_rig;
+
+static const refit_tensor last = {sizeof last, "last",        REFIT_BF16,    2,
+                                  {512, 768},  512 * 768 * 2, REFIT_NO_ALIAS};
+
+/* A few groups of rows of the tensor, noted byte by byte; or none, or all of it. */
+static void draw_tensor(want_rig *rig, uint32_t index)
+{
+    uint64_t *seed = &rig->frames.seed;
+    const rft_manifest_tensor *tensor = &rig->frames.manifest->tensors[index];
+    uint64_t at = 0, groups = seeded_below(seed, TENSOR_GROUPS + 1);
+    bool all = seeded_below(seed, 3) == 0;
+    if (tensor->alias_of != REFIT_NO_ALIAS) return;
+    for (uint64_t i = 0; i < groups && at < tensor->bytes; i++) {
+        uint64_t left = tensor->bytes - at;
+        rft_want_rows rows = {index, at + seeded_below(seed, left), 0, 0, 0};
+        left = tensor->bytes - rows.offset;
+        rows.bytes = 1 + seeded_below(seed, left < 3000 ? left : 3000);
+        rows.stride = rows.bytes + seeded_below(seed, 5000);
+        rows.count = 1 + seeded_below(seed, 1 + (left - rows.bytes) / rows.stride);
+        if (all) rows = (rft_want_rows){index, 0, 1, tensor->bytes, tensor->bytes};
+        assert_ok(rft_want_append(&rig->list, &rows, NULL));
+        for (uint64_t row = 0; row < rows.count; row++)
+            memset(rig->wanted + tensor->offset + rows.offset + row * rows.stride, 1, rows.bytes);
+        at = rows.offset + (rows.count - 1) * rows.stride + rows.bytes;
+    }
+}
+
+static void open_rig(want_rig *rig, uint64_t seed)
+{
+    *rig = (want_rig){0};
+    frame_rig_open(&rig->frames, seed, ELEMENTS, &last, 400000);
+    frame_rig *f = &rig->frames;
+    f->image = sample_image(f->manifest, &f->seed);
+    for (uint32_t i = 0; i < f->manifest->block_count; i += 2) {
+        const rft_block *block = &f->manifest->blocks[i];
+        memcpy(f->image + block->offset, f->base + block->offset, block->bytes);
+        if (i % 4 == 0 && block->bytes > 8) f->image[block->offset] ^= 1;
+    }
+    frame_rig_seal(f);
+    rig->wanted = calloc(1, f->manifest->store_bytes);
+    assert_non_null(rig->wanted);
+    for (uint32_t i = 0; i < f->manifest->count; i++)
+        draw_tensor(rig, i);
+    assert_ok(rft_want_open(f->manifest, rft_bytes_view(&rig->list), &rig->want, NULL));
+    for (uint64_t i = 0; i < f->manifest->store_bytes; i++)
+        rig->count += rig->wanted[i];
+}
+
+static void close_rig(want_rig *rig)
+{
+    rft_want_release(rig->want);
+    rft_bytes_close(&rig->list);
+    frame_rig_close(&rig->frames);
+    free(rig->wanted);
+}
+
+static uint64_t count_wanted(const want_rig *rig, uint64_t offset, uint64_t bytes)
+{
+    uint64_t count = 0;
+    for (uint64_t i = 0; i < bytes; i++)
+        count += rig->wanted[offset + i];
+    return count;
+}
+
+TEST(what_is_wanted_of_a_block_a_frame_and_a_tensor)
+{
+    for (uint64_t seed = 1; seed <= SEEDS; seed++) {
+        want_rig rig;
+        open_rig(&rig, seed);
+        const rft_manifest *manifest = rig.frames.manifest;
+        assert_int_equal(rig.want->bytes, rig.count);
+        for (uint32_t i = 0; i < manifest->block_count; i++) {
+            const rft_block *block = &manifest->blocks[i];
+            uint64_t count = count_wanted(&rig, block->offset, block->bytes);
+            assert_int_equal(rft_want_block(rig.want, block), count);
+            assert_int_equal(
+                rft_want_covers(rig.want, block->tensor, block->tensor_offset, block->bytes),
+                count == block->bytes);
+        }
+        for (uint32_t i = 0; i < manifest->count; i++) {
+            const rft_manifest_tensor *tensor = &manifest->tensors[i];
+            uint64_t count = count_wanted(&rig, tensor->offset, tensor->bytes);
+            assert_int_equal(rft_want_tensor(rig.want, i), count == tensor->bytes ? RFT_WANT_ALL
+                                                           : count == 0           ? RFT_WANT_NONE
+                                                                                  : RFT_WANT_SOME);
+        }
+        close_rig(&rig);
+    }
+}
+
+/* Sends the frames that are wanted; `*bytes` is their payload. */
+static void send_wanted(want_rig *rig, rft_frame_source source, uint64_t *bytes)
+{
+    frame_rig *f = &rig->frames;
+    source.want = rig->want;
+    *bytes = 0;
+    for (uint32_t i = 0; i < f->manifest->frame_count; i++) {
+        rft_view payload;
+        if (rft_want_frame(rig->want, i) == RFT_WANT_NONE) continue;
+        rft_message frame = frame_rig_encode(f, i, &source, &payload);
+        assert_ok(frame_rig_take_copy(f, &frame, payload));
+        *bytes += payload.count;
+    }
+}
+
+static void assert_arrived(const want_rig *rig)
+{
+    const frame_rig *f = &rig->frames;
+    assert_true(rft_reassembly_complete(f->reassembly));
+    assert_ok(rft_reassembly_verify(f->reassembly, &f->seal, NULL));
+    for (uint32_t i = 0; i < f->manifest->count; i++) {
+        const rft_manifest_tensor *tensor = &f->manifest->tensors[i];
+        for (uint64_t at = tensor->offset; at < tensor->offset + tensor->bytes; at++) {
+            unsigned char expected = rig->wanted[at] ? f->image[at] : 0xee;
+            if (f->staging[at] != expected) fail_msg("byte %llu", (unsigned long long)at);
+        }
+    }
+}
+
+TEST(the_wanted_bytes_arrive_and_no_others)
+{
+    for (uint64_t seed = 1; seed <= SEEDS; seed++) {
+        want_rig rig;
+        uint64_t bytes;
+        open_rig(&rig, seed);
+        frame_rig *f = &rig.frames;
+        frame_rig_assemble(f);
+        const rft_frame_source sources[] = {
+            {.image = f->image},
+            {.image = f->image, .same = f->same},
+            {.image = f->image, .same = f->same, .base = f->base},
+        };
+        for (size_t i = 0; i < sizeof sources / sizeof *sources; i++) {
+            memset(f->staging, 0xee, f->manifest->store_bytes);
+            rft_reassembly_reset(f->reassembly, f->staging, i == 0 ? NULL : f->base);
+            rft_reassembly_narrow(f->reassembly, rig.want);
+            send_wanted(&rig, sources[i], &bytes);
+            assert_arrived(&rig);
+            uint64_t padding = (uint64_t)f->manifest->count * RFT_TENSOR_ALIGNMENT;
+            if (i == 0) assert_in_range(bytes, rig.count, rig.count + padding);
+            if (i > 0) assert_true(bytes <= rig.count + padding);
+        }
+        close_rig(&rig);
+    }
+}
+
+TEST(frames_that_another_one_placed_are_taken_in_part)
+{
+    want_rig rig;
+    open_rig(&rig, 5);
+    frame_rig *f = &rig.frames;
+    frame_rig_assemble(f);
+    rft_reassembly_reset(f->reassembly, f->staging, NULL);
+    rft_reassembly_narrow(f->reassembly, rig.want);
+    for (uint32_t i = 0; i < f->manifest->frame_count; i++)
+        rft_reassembly_take_placed(f->reassembly, i, f->image);
+    assert_arrived(&rig);
+    close_rig(&rig);
+}
+
+/* ---- What is refused */
+
+TEST(a_frame_of_another_part_is_refused)
+{
+    want_rig rig;
+    rft_view payload;
+    open_rig(&rig, 3);
+    frame_rig *f = &rig.frames;
+    frame_rig_assemble(f);
+    rft_reassembly_reset(f->reassembly, f->staging, f->base);
+    rft_reassembly_narrow(f->reassembly, rig.want);
+    const rft_frame_source whole = {.image = f->image};
+    uint32_t refused = 0;
+    for (uint32_t i = 0; i < f->manifest->frame_count; i++) {
+        if (rft_want_frame(rig.want, i) != RFT_WANT_SOME) continue;
+        rft_message frame = frame_rig_encode(f, i, &whole, &payload);
+        assert_int_equal(frame_rig_take_copy(f, &frame, payload), REFIT_ERR_PROTOCOL);
+        assert_false(rft_reassembly_has(f->reassembly, i));
+        refused++;
+    }
+    assert_true(refused > 0);
+    close_rig(&rig);
+}
+
+TEST(damage_of_a_part_is_noticed)
+{
+    want_rig rig;
+    open_rig(&rig, 3);
+    frame_rig *f = &rig.frames;
+    frame_rig_assemble(f);
+    rft_reassembly_reset(f->reassembly, f->staging, NULL);
+    rft_reassembly_narrow(f->reassembly, rig.want);
+    const rft_frame_source source = {.image = f->image, .want = rig.want};
+    for (uint32_t i = 0; i < f->manifest->frame_count; i++) {
+        rft_view payload;
+        if (rft_want_frame(rig.want, i) != RFT_WANT_SOME) continue;
+        rft_message frame = frame_rig_encode(f, i, &source, &payload);
+        ((unsigned char *)(uintptr_t)payload.data)[payload.count / 2] ^= 1;
+        assert_int_equal(frame_rig_take_copy(f, &frame, payload), REFIT_ERR_CORRUPT);
+    }
+    close_rig(&rig);
+}
+
+static refit_status open_rows(const rft_manifest *manifest, const rft_want_rows *rows,
+                              uint32_t count)
+{
+    unsigned char list[4 * RFT_WANT_ENTRY_BYTES];
+    rft_want *want = NULL;
+    for (uint32_t i = 0; i < count; i++) {
+        unsigned char *entry = list + (size_t)i * RFT_WANT_ENTRY_BYTES;
+        rft_put_u32(entry, rows[i].tensor);
+        rft_put_u64(entry + 4, rows[i].offset);
+        rft_put_u64(entry + 12, rows[i].count);
+        rft_put_u64(entry + 20, rows[i].stride);
+        rft_put_u64(entry + 28, rows[i].bytes);
+    }
+    rft_view view = {list, (size_t)count * RFT_WANT_ENTRY_BYTES};
+    refit_status status = rft_want_open(manifest, view, &want, NULL);
+    rft_want_release(want);
+    return status;
+}
+
+TEST(lists_that_are_not_in_order_are_refused)
+{
+    want_rig rig;
+    open_rig(&rig, 3);
+    const rft_manifest *manifest = rig.frames.manifest;
+    uint32_t at = manifest->count - 1;
+    uint64_t bytes = manifest->tensors[at].bytes;
+    const rft_want_rows lists[][2] = {
+        {{manifest->count, 0, 1, 8, 8}},          /* of no tensor */
+        {{at, 0, 0, 8, 8}},                       /* empty */
+        {{at, 0, 1, 0, 0}},                       /* the same */
+        {{at, 0, 1, 9, 8}},                       /* not in its form */
+        {{at, 0, 2, 8, 8}},                       /* the same */
+        {{at, 0, 2, 7, 8}},                       /* rows that meet */
+        {{at, bytes - 7, 1, 8, 8}},               /* beyond the end */
+        {{at, 8, UINT64_MAX, UINT64_MAX, 8}},     /* beyond all ends */
+        {{at, UINT64_MAX - 4, 1, 8, 8}},          /* the same */
+        {{at, 8, 1, 8, 8}, {at, 0, 1, 8, 8}},     /* backwards */
+        {{at, 0, 1, 8, 8}, {at, 4, 1, 8, 8}},     /* that meet */
+        {{at, 0, 1, 8, 8}, {at, 8, 1, 8, 8}},     /* that are one */
+        {{at, 0, 1, 8, 8}, {at - 1, 0, 1, 8, 8}}, /* tensors backwards */
+    };
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
+        uint32_t count = lists[i][1].count == 0 ? 1 : 2;
+        if (open_rows(manifest, lists[i], count) != REFIT_ERR_PROTOCOL)
+            fail_msg("list %zu is taken", i);
+    }
+    rft_want *want = NULL;
+    rft_view odd = {rig.list.data, rig.list.count - 1};
+    assert_int_equal(rft_want_open(manifest, odd, &want, NULL), REFIT_ERR_PROTOCOL);
+    assert_ok(open_rows(manifest, (const rft_want_rows[]){{at, 0, 1, 8, 8}, {at, 9, 1, 8, 8}}, 2));
+    close_rig(&rig);
+}
+
+TEST(an_empty_list_wants_nothing)
+{
+    want_rig rig;
+    rft_want *want = NULL;
+    open_rig(&rig, 3);
+    frame_rig *f = &rig.frames;
+    assert_ok(rft_want_open(f->manifest, (rft_view){0}, &want, NULL));
+    frame_rig_assemble(f);
+    rft_reassembly_reset(f->reassembly, f->staging, NULL);
+    rft_reassembly_narrow(f->reassembly, want);
+    assert_true(rft_reassembly_complete(f->reassembly));
+    assert_ok(rft_reassembly_verify(f->reassembly, &f->seal, NULL));
+    rft_want_release(want);
+    close_rig(&rig);
+}
+
+/* ---- Two together */
+
+TEST(two_wants_together_have_what_either_has)
+{
+    for (uint64_t seed = 1; seed <= SEEDS; seed++) {
+        want_rig one, other;
+        rft_bytes list = {0}, again = {0};
+        rft_want *both = NULL;
+        open_rig(&one, seed);
+        open_rig(&other, seed); /* the same manifest */
+        rft_bytes_reset(&other.list);
+        rft_want_release(other.want);
+        memset(other.wanted, 0, other.frames.manifest->store_bytes);
+        other.frames.seed += 77;
+        for (uint32_t i = 0; i < other.frames.manifest->count; i++)
+            draw_tensor(&other, i);
+        assert_ok(
+            rft_want_open(one.frames.manifest, rft_bytes_view(&other.list), &other.want, NULL));
+        assert_ok(rft_want_merge(one.want, other.want, &list, NULL));
+        assert_ok(rft_want_merge(other.want, one.want, &again, NULL));
+        assert_int_equal(list.count, again.count);
+        assert_memory_equal(list.data, again.data, list.count);
+        assert_ok(rft_want_open(one.frames.manifest, rft_bytes_view(&list), &both, NULL));
+        for (uint32_t i = 0; i < one.frames.manifest->count; i++) {
+            const rft_manifest_tensor *tensor = &one.frames.manifest->tensors[i];
+            for (uint64_t at = 0; tensor->alias_of == REFIT_NO_ALIAS && at < tensor->bytes;
+                 at += 97)
+                if (one.wanted[tensor->offset + at] || other.wanted[tensor->offset + at])
+                    assert_true(rft_want_covers(both, i, at, 1));
+        }
+        rft_want_release(both);
+        rft_bytes_close(&list);
+        rft_bytes_close(&again);
+        close_rig(&one);
+        close_rig(&other);
+    }
+}
+
+TEST(everything_is_a_want_too)
+{
+    want_rig rig;
+    open_rig(&rig, 1);
+    const rft_manifest *manifest = rig.frames.manifest;
+    assert_int_equal(rft_want_block(NULL, &manifest->blocks[0]), manifest->blocks[0].bytes);
+    assert_int_equal(rft_want_frame(NULL, 0), RFT_WANT_ALL);
+    assert_int_equal(rft_want_tensor(NULL, 0), RFT_WANT_ALL);
+    assert_true(rft_want_covers(NULL, 0, 0, 1));
+    assert_null(rft_want_acquire(NULL));
+    rft_want_release(NULL);
+    close_rig(&rig);
+}
+
+int main(void)
+{
+    return test_run("want");
+}
