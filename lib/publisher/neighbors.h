@@ -31,13 +31,23 @@ typedef enum rft_neighbor_role {
     RFT_NEIGHBOR_MAPS,     /* another one's image */
 } rft_neighbor_role;
 
-/* What the worker does for the version. `image` (may be NULL) is set with MAPS. */
+/* What the worker does for the version. `receiver` (may be NULL) is set with MAPS: it has the
+ * image. One that would receive WAITS for neighbors that have not said what they want, if they were
+ * sent the manifest after `since`. */
 rft_neighbor_role rft_neighbors_role(const rft_peers *peers, const rft_peer *peer, uint64_t version,
-                                     const rft_shared_image **image);
+                                     int64_t since, const rft_peer **receiver);
+
+/* What the worker and those that may map its image want together, as a new list; NULL: all of the
+ * version. REFIT_ERR_HOST_MEMORY. */
+refit_status rft_neighbors_want(const rft_peers *peers, const rft_peer *peer, uint64_t version,
+                                rft_want **out, refit_error *error);
 
 /* A worker of the same machine that cannot share with this one: another user's, or in another PID
  * namespace. NULL: none. */
 const rft_peer *rft_neighbors_apart(const rft_peers *peers, const rft_peer *peer);
+
+/* The image that the worker was offered for its task; NULL: it is not there any more. */
+const rft_shared_image *rft_neighbors_mapped(const rft_peers *peers, const rft_peer *peer);
 
 /* The worker's image, if it has one, is not there any more, or is not going to be: true if others
  * may have counted on it. */

@@ -43,8 +43,23 @@ void rft_peer_name_bind(const char *key_name, const char *own_name, char name[RF
     }
 }
 
+void rft_peer_set_want(rft_want **place, rft_want *want)
+{
+    rft_want_release(*place);
+    *place = want;
+}
+
+void rft_peer_drop_wants(rft_peer *peer)
+{
+    rft_peer_set_want(&peer->want, NULL);
+    rft_peer_set_want(&peer->sent, NULL);
+    rft_peer_set_want(&peer->base, NULL);
+}
+
 static void peer_free(rft_peer *peer)
 {
+    rft_peer_drop_wants(peer);
+    rft_want_release(peer->image.want);
     rft_bytes_close(&peer->have);
     rft_free(peer);
 }
@@ -197,6 +212,7 @@ bool rft_path_reads_slot(refit_path path)
 static bool has_frame(const rft_peer *peer, uint32_t sequence)
 {
     const unsigned char *bits = peer->have.data;
+    if (rft_want_frame(peer->sent, sequence) == RFT_WANT_NONE) return true;
     return sequence / 8 < peer->have.count && (bits[sequence / 8] >> sequence % 8 & 1) != 0;
 }
 

@@ -53,6 +53,7 @@ typedef struct rft_task {
 typedef struct rft_shared_image {
     uint64_t version; /* whose frames go there, or went; 0: there is no such image */
     bool whole;       /* all of them are there, and were verified */
+    rft_want *want;   /* acquired; which of its bytes; NULL: all */
     char segment[RFT_SEGMENT_NAME_BYTES];
 } rft_shared_image;
 
@@ -78,6 +79,11 @@ typedef struct rft_peer {
     rft_shared_image image;
     uint64_t unmapped; /* a version whose image it was offered is gone: it may yet fail with that */
     uint64_t alone;    /* a version that it receives for itself; 0: none so far */
+    bool selects;      /* it wants a part of each version */
+    rft_want
+        *want; /* acquired; which part, of the store's manifest; NULL: not told so far, or all */
+    rft_want *sent;  /* acquired; the part that its task's version comes in; NULL: all of it */
+    rft_want *base;  /* acquired; the part that the version held is there in */
     rft_bytes have;  /* frames of its task that it has had from another worker, as PULL says them */
     bool delta;      /* it takes sparse blocks */
     bool zstd;       /* it takes packed ones */
@@ -86,7 +92,8 @@ typedef struct rft_peer {
     int64_t heard; /* when it last said anything */
     int64_t due;   /* when it must have answered, or it is evicted; 0: no such moment */
     rft_version_id held;
-    bool has_manifest; /* it was sent `manifest` */
+    bool has_manifest;   /* it was sent `manifest` */
+    int64_t manifest_at; /* when */
     rft_digest128 manifest;
     rft_task task;
     rft_lend lends[RFT_SLOTS_MOST];
@@ -139,8 +146,13 @@ void rft_peer_take_back(rft_peer *peer, uint64_t version);
 /* Whether the way leads through the slot of the store, or of the GPU. */
 bool rft_path_reads_slot(refit_path path);
 
+/* Puts another want, which it takes, in the place of one of the peer's. */
+void rft_peer_set_want(rft_want **place, rft_want *want);
+/* Forgets what it wants of a manifest. */
+void rft_peer_drop_wants(rft_peer *peer);
+
 /* Whether it may be sent a frame that is not a repeated one: it has credit, and a frame is ready
- * that it was not sent and does not have. */
+ * that it was not sent, does not have and wants. */
 bool rft_peer_takes_frame(rft_peer *peer, const rft_store *store);
 /* The next frame to send it: its place among `ready`, or one asked for again, which takes no
  * credit. False: none now. */

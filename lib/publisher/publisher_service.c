@@ -100,7 +100,7 @@ static refit_status send_frame(refit_publisher *publisher, const rft_frame_order
     rft_encoded frame;
     refit_error why;
     refit_status status = rft_frames_encode(publisher->frames, publisher->store, order->sequence,
-                                            order->coding, order->ready, &frame, &why);
+                                            order->coding, order->want, order->ready, &frame, &why);
     if (status != REFIT_OK) {
         rft_log(REFIT_LOG_ERROR, "a frame could not be encoded: %s", why.text);
         return status;
@@ -122,6 +122,7 @@ static bool send_frames(refit_publisher *publisher)
         rft_unlock(&publisher->lock);
         uint64_t bytes = 0;
         refit_status status = send_frame(publisher, &order, &bytes);
+        rft_want_release(order.want);
         rft_lock(&publisher->lock);
         publisher->sending = false;
         publisher->coded = rft_frames_count(publisher->frames);

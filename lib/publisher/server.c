@@ -54,6 +54,8 @@ void rft_server_adopt(rft_server *server, rft_store *store)
     for (uint32_t i = 0; i < server->peers.count; i++) {
         rft_server_drop_task(server, server->peers.live[i], REFIT_ERR_STALE,
                              "the tensors have changed");
+        (void)rft_neighbors_withdraw(server->peers.live[i]);
+        rft_peer_drop_wants(server->peers.live[i]);
     }
     server->store = store;
 }
@@ -78,8 +80,10 @@ static void reset_peer(rft_server *server, rft_peer *peer)
         if (rft_peer_reads(peer, slot->version) == REFIT_PATH_SHM) slot->tainted = true;
     }
     memset(peer->lends, 0, sizeof peer->lends);
-    server->regroup |= rft_neighbors_withdraw(peer);
+    server->regroup |= rft_neighbors_withdraw(peer) || peer->selects;
     peer->task = (rft_task){0};
+    rft_peer_drop_wants(peer);
+    peer->selects = false;
     peer->alone = 0;
     peer->failed_version = 0;
     peer->has_manifest = false;
@@ -313,6 +317,7 @@ static void send_welcome(rft_server *server, rft_peer *peer)
     message.as.welcome.heartbeat_timeout_ms = server->config->broadcast_heartbeat_timeout_ms;
     message.as.welcome.version = server->current.version;
     message.as.welcome.probe = rft_view_text(server->probe);
+    message.as.welcome.parts = true;
     unsigned char share[RFT_SHARE_BYTES];
     if (server->gpu != NULL) {
         rft_share_write(&server->gpu->probe_share, share);
@@ -458,7 +463,7 @@ static void answer_observer(rft_server *server, const rft_peer_id *from, const r
     if (!query_limit_admit(&server->query_limit, from, now)) return;
     rft_peer observer = {.id = *from, .window = window_for(server, hello->as.hello.window)};
     send_welcome(server, &observer);
-    rft_server_send_committed(server, &observer);
+    rft_server_send_committed(server, &observer, now);
     rft_server_send_bye(server, &observer, REFIT_OK, "that is all");
 }
 
@@ -567,6 +572,7 @@ static void answer_join(rft_server *server, rft_peer *peer, const rft_message *m
     peer->shm = message->as.join.shm;
     peer->gpu = message->as.join.gpu;
     peer->pieces = message->as.join.pieces;
+    peer->selects = message->as.join.selects;
     peer->path = rft_server_path(server, peer, 0);
     if (peer->gpu) peer->path = REFIT_PATH_CUDA_IPC;
     rft_log(REFIT_LOG_INFO, "worker %s joins through %s%s%s%s%s", peer->name,
@@ -609,6 +615,24 @@ static bool is_task(const rft_peer *peer, uint64_t version)
     return peer->task.stage != RFT_STAGE_NONE && peer->task.version == version;
 }
 
+/* The worker says what it wants of the manifest that it was sent; or once more, of another one. */
+static void answer_want(rft_server *server, rft_peer *peer, const rft_message *message, int64_t now)
+{
+    refit_error why;
+    rft_want *want = NULL;
+    if (server->store == NULL || !peer->selects) return;
+    const rft_manifest *manifest = server->store->manifest;
+    if (!rft_digest128_equal(&message->as.want.manifest, &manifest->digest)) return;
+    refit_status status = rft_want_open(manifest, message->as.want.rows, &want, &why);
+    if (status != REFIT_OK) {
+        break_off(server, peer, status, why.text);
+        return;
+    }
+    rft_peer_set_want(&peer->want, want);
+    server->regroup = true;
+    if (peer->task.stage == RFT_STAGE_NONE) rft_server_offer(server, peer, now);
+}
+
 /* What the first PULL of a worker says that is to share its image. */
 static void note_image(rft_server *server, rft_peer *peer, rft_view segment)
 {
@@ -619,8 +643,11 @@ static void note_image(rft_server *server, rft_peer *peer, rft_view segment)
         task->share = false;
         return;
     }
-    peer->image = (rft_shared_image){.version = task->version};
+    (void)rft_neighbors_withdraw(peer);
+    task->share = true;
+    peer->image.version = task->version;
     rft_view_print(segment, peer->image.segment, sizeof peer->image.segment);
+    peer->image.want = rft_want_acquire(peer->sent);
 }
 
 /* Notes the frames that the worker has already. Without memory for that it is sent them again. */
@@ -803,6 +830,7 @@ static void answer_committed(rft_server *server, rft_peer *peer, const rft_messa
         return;
     }
     peer->held = held;
+    rft_peer_set_want(&peer->base, rft_want_acquire(peer->sent));
     if (is_task(peer, held.version)) {
         end_sharing(server, peer);
         peer->task = (rft_task){0};
@@ -976,6 +1004,7 @@ static const answer_fn answers[RFT_MESSAGE_KINDS] = {
     [RFT_COMMITTED] = answer_committed, [RFT_RELEASED] = answer_released,
     [RFT_TAKEN] = answer_taken,         [RFT_FAILED] = answer_failed,
     [RFT_BEAT] = answer_beat,           [RFT_BYE] = answer_bye,
+    [RFT_WANT] = answer_want,
 };
 
 static void answer_unknown_peer(rft_server *server, const rft_peer_id *from,
@@ -1091,6 +1120,14 @@ static bool tick_peer(rft_server *server, rft_peer *peer, int64_t now)
     return true;
 }
 
+/* It has said what it wants, and was offered nothing because others had not: for long enough now,
+ * perhaps. */
+static bool is_waiting(const rft_server *server, const rft_peer *peer)
+{
+    return peer->want != NULL && peer->task.stage == RFT_STAGE_NONE &&
+           !rft_server_is_current(server, &peer->held);
+}
+
 void rft_server_tick(rft_server *server, int64_t now)
 {
     for (uint32_t i = 0; i < server->peers.count;) {
@@ -1099,6 +1136,7 @@ void rft_server_tick(rft_server *server, int64_t now)
         i++;
     }
     for (uint32_t i = 0; now >= server->next_beat && i < server->peers.count; i++) {
+        server->regroup |= is_waiting(server, server->peers.live[i]);
         if (server->peers.live[i]->subscribed) rft_server_send_beat(server, server->peers.live[i]);
     }
     if (now >= server->next_beat) {
@@ -1153,6 +1191,7 @@ bool rft_server_next_frame(rft_server *server, rft_frame_order *out)
         out->to = peer->id;
         out->version = peer->task.version;
         out->coding = coding_for(server, peer);
+        out->want = rft_want_acquire(peer->sent);
         out->ready = server->store->ready_count;
         return true;
     }

@@ -156,6 +156,7 @@ typedef struct rft_frame_order {
     uint32_t sequence;
     bool again; /* it was asked for again */
     rft_coding coding;
+    rft_want *want; /* of which the frame is sent; the caller's to release */
     uint32_t ready; /* frames that are ready now */
 } rft_frame_order;
 
@@ -237,7 +238,7 @@ void rft_server_send_end(rft_server *server, rft_peer *peer);
 void rft_server_send_beat(rft_server *server, rft_peer *peer);
 void rft_server_send_seal(rft_server *server, rft_peer *peer);
 /* MANIFEST and SEAL of the committed version, as far as there are any. */
-void rft_server_send_committed(rft_server *server, rft_peer *peer);
+void rft_server_send_committed(rft_server *server, rft_peer *peer, int64_t now);
 void rft_server_send_commit(rft_server *server, rft_peer *peer, uint64_t version);
 void rft_server_send_abort(rft_server *server, rft_peer *peer, uint64_t version, refit_status code,
                            const char *reason);

@@ -93,7 +93,7 @@ static bool send_cached(rft_server *server, rft_peer *peer, rft_cached_message *
 }
 
 /* Unless it was sent this one already. */
-static void send_manifest(rft_server *server, rft_peer *peer)
+static void send_manifest(rft_server *server, rft_peer *peer, int64_t now)
 {
     const rft_manifest *manifest = server->store->manifest;
     if (peer->has_manifest && rft_digest128_equal(&peer->manifest, &manifest->digest)) return;
@@ -104,6 +104,7 @@ static void send_manifest(rft_server *server, rft_peer *peer)
     peer->has_manifest =
         send_cached(server, peer, &server->manifest, &message, 0, &manifest->digest);
     peer->manifest = manifest->digest;
+    peer->manifest_at = now;
 }
 
 /* The tensors' digests, as they travel. */
@@ -159,11 +160,9 @@ static void send_lend(rft_server *server, rft_peer *peer, const rft_version_dige
 /* Whether the worker maps a neighbor's image that is not whole: it is sent SEAL once it is. */
 static bool maps_partial(const rft_server *server, const rft_peer *peer)
 {
-    const rft_shared_image *image = NULL;
     if (peer->task.path != REFIT_PATH_NEIGHBOR) return false;
-    return rft_neighbors_role(&server->peers, peer, peer->task.version, &image) !=
-               RFT_NEIGHBOR_MAPS ||
-           !image->whole || strcmp(image->segment, peer->task.segment) != 0;
+    const rft_shared_image *image = rft_neighbors_mapped(&server->peers, peer);
+    return image == NULL || !image->whole;
 }
 
 void rft_server_send_seal(rft_server *server, rft_peer *peer)
@@ -175,11 +174,11 @@ void rft_server_send_seal(rft_server *server, rft_peer *peer)
     send_sums(server, peer, &server->seal, rft_store_served(server->store));
 }
 
-void rft_server_send_committed(rft_server *server, rft_peer *peer)
+void rft_server_send_committed(rft_server *server, rft_peer *peer, int64_t now)
 {
     const rft_store *store = server->store;
     if (store == NULL) return;
-    send_manifest(server, peer);
+    send_manifest(server, peer, now);
     uint64_t version = server->current.version;
     if (version != 0 && store->committed.version == version) {
         send_sums(server, peer, &server->committed, &store->committed);
@@ -230,7 +229,8 @@ static bool holds_base(const rft_server *server, const rft_peer *peer)
     if (server->config->broadcast_delta == REFIT_DELTA_NEVER) return false;
     return store->base != 0 && peer->held.version == store->base &&
            peer->held.epoch == server->epoch &&
-           rft_digest128_equal(&peer->held.digest, &store->base_digest);
+           rft_digest128_equal(&peer->held.digest, &store->base_digest) &&
+           rft_want_equal(peer->base, peer->sent);
 }
 
 static uint32_t offer_deadline(const rft_server *server, int64_t now)
@@ -257,6 +257,11 @@ static void send_offer(rft_server *server, rft_peer *peer, int64_t now)
     message.as.offer.share = peer->task.share;
     message.as.offer.neighbor = peer->task.path == REFIT_PATH_NEIGHBOR;
     message.as.offer.segment = rft_view_text(peer->task.segment);
+    bool framed = peer->task.path == REFIT_PATH_SOCKET || peer->task.path == REFIT_PATH_NEIGHBOR;
+    if (framed && !rft_want_equal(peer->sent, peer->want)) {
+        message.as.offer.whole = peer->sent == NULL;
+        if (peer->sent != NULL) message.as.offer.want = rft_bytes_view(&peer->sent->encoded);
+    }
     if (peer->task.path == REFIT_PATH_SHM) {
         const rft_slot *slot = rft_store_served_slot(store);
         message.as.offer.segment = rft_view_text(slot->buffer->segment.name);
@@ -276,6 +281,34 @@ static bool is_sealed(const rft_server *server)
     return server->transaction.state != RFT_TRANSACTION_WRITING;
 }
 
+/* Of which part of the version the worker is offered, and in which role; false: nothing, for now.
+ */
+static bool find_role(rft_server *server, rft_peer *peer, uint64_t version, int64_t now,
+                      rft_neighbor_role *role, const rft_peer **receiver)
+{
+    int64_t since = now - (int64_t)server->config->broadcast_heartbeat_timeout_ms * 1000000;
+    rft_want *sent = NULL;
+    refit_error why;
+    if (peer->selects && peer->want == NULL) return false; /* WANT is on its way */
+    if (server->store->manifest->frame_count > 0)
+        *role = rft_neighbors_role(&server->peers, peer, version, since, receiver);
+    if (*role == RFT_NEIGHBOR_WAITS) return false;
+    refit_status status = REFIT_OK;
+    if (*role == RFT_NEIGHBOR_RECEIVES) {
+        status = rft_neighbors_want(&server->peers, peer, version, &sent, &why);
+    } else {
+        sent = rft_want_acquire(*role == RFT_NEIGHBOR_MAPS ? (*receiver)->image.want : peer->want);
+    }
+    if (status != REFIT_OK) {
+        rft_log(REFIT_LOG_WARNING, "worker %s is not sent what others of its host want: %s",
+                peer->name, why.text);
+        *role = RFT_NEIGHBOR_NONE;
+        sent = rft_want_acquire(peer->want);
+    }
+    rft_peer_set_want(&peer->sent, sent);
+    return true;
+}
+
 void rft_server_offer(rft_server *server, rft_peer *peer, int64_t now)
 {
     const rft_store *store = server->store;
@@ -292,13 +325,14 @@ void rft_server_offer(rft_server *server, rft_peer *peer, int64_t now)
                 peer->name, digests->version);
         return;
     }
-    const rft_shared_image *image = NULL;
+    const rft_peer *receiver = NULL;
     rft_neighbor_role role = RFT_NEIGHBOR_NONE;
-    if (path == REFIT_PATH_SOCKET && store->manifest->frame_count > 0)
-        role = rft_neighbors_role(&server->peers, peer, digests->version, &image);
-    if (role == RFT_NEIGHBOR_WAITS) {
-        peer->task = (rft_task){0}; /* of an older version, about which it may still decide */
-        return;
+    if (path == REFIT_PATH_SOCKET) {
+        send_manifest(server, peer, now);
+        if (!find_role(server, peer, digests->version, now, &role, &receiver)) {
+            peer->task = (rft_task){0}; /* of an older version, about which it may still decide */
+            return;
+        }
     }
     if (role == RFT_NEIGHBOR_MAPS) path = REFIT_PATH_NEIGHBOR;
     bool delta = path == REFIT_PATH_SOCKET && !peer->shm && holds_base(server, peer);
@@ -311,9 +345,9 @@ void rft_server_offer(rft_server *server, rft_peer *peer, int64_t now)
         .share = role == RFT_NEIGHBOR_RECEIVES,
         .asked = now,
     };
-    if (image != NULL) strcpy(peer->task.segment, image->segment);
+    if (receiver != NULL) strcpy(peer->task.segment, receiver->image.segment);
     rft_bytes_reset(&peer->have);
-    send_manifest(server, peer);
+    send_manifest(server, peer, now);
     send_offer(server, peer, now);
     if (is_sealed(server)) rft_server_send_seal(server, peer);
 }

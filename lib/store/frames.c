@@ -50,10 +50,18 @@ typedef struct frame_coder {
     rft_frames_counts counts;
 } frame_coder;
 
+/* The frames of one want, by coding; made when they are first needed. */
+typedef struct frame_table {
+    rft_want *want;                    /* acquired; NULL: everything */
+    frame_entry *entries[RFT_CODINGS]; /* per frame; NULL: none was needed */
+    struct frame_table *next;
+} frame_table;
+
 /* Frames that are coded together. */
 typedef struct frame_batch {
     rft_frames *frames;
     const rft_store *store;
+    frame_table *table;
     rft_coding coding;
     uint32_t count;
     uint32_t sequences[RFT_POOL_MOST * BATCH_EACH];
@@ -63,9 +71,10 @@ struct rft_frames {
     const rft_manifest *manifest;
     rft_limits limits;
     refit_delta delta;
-    uint32_t level;                    /* of compression */
-    rft_pool *encoders;                /* NULL: there are none */
-    frame_entry *entries[RFT_CODINGS]; /* per frame */
+    uint32_t level;     /* of compression */
+    rft_pool *encoders; /* NULL: there are none */
+    frame_table whole;
+    frame_table *parts; /* owned list: those of which frames are cut */
     frame_coder coders[RFT_POOL_MOST];
     uint64_t cursor_version; /* whose ready frames were looked through, up to `cursor` */
     rft_coding cursor_coding;
@@ -81,6 +90,18 @@ refit_status rft_frames_open_pool(rft_pool *pool, uint32_t threads, refit_error 
     return rft_pool_open(pool, &frames, threads, error);
 }
 
+/* Room for the table's frames in this coding. */
+static refit_status table_prepare(const rft_frames *frames, frame_table *table, rft_coding coding,
+                                  refit_error *error)
+{
+    if (table->entries[coding] != NULL) return REFIT_OK;
+    table->entries[coding] =
+        rft_calloc((size_t)frames->manifest->frame_count + 1, sizeof *table->entries[coding]);
+    RFT_REFUSE_IF(table->entries[coding] == NULL, error, REFIT_ERR_HOST_MEMORY,
+                  "no memory for frames");
+    return REFIT_OK;
+}
+
 refit_status rft_frames_open(const rft_manifest *manifest, const refit_config *config,
                              rft_pool *encoders, rft_frames **out, refit_error *error)
 {
@@ -91,15 +112,12 @@ refit_status rft_frames_open(const rft_manifest *manifest, const refit_config *c
     frames->delta = (refit_delta)config->broadcast_delta;
     frames->level = config->broadcast_compress_level;
     frames->encoders = encoders;
-    bool complete = true;
-    for (uint32_t i = 0; i < RFT_CODINGS; i++) {
-        frames->entries[i] =
-            rft_calloc((size_t)manifest->frame_count + 1, sizeof *frames->entries[i]);
-        complete = complete && frames->entries[i] != NULL;
-    }
-    if (!complete) {
+    refit_status status = REFIT_OK;
+    for (uint32_t i = 0; status == REFIT_OK && i < RFT_CODINGS; i++)
+        status = table_prepare(frames, &frames->whole, (rft_coding)i, error);
+    if (status != REFIT_OK) {
         rft_frames_close(frames, NULL);
-        return rft_fail(error, REFIT_ERR_HOST_MEMORY, "no memory for frames");
+        return status;
     }
     *out = frames;
     return REFIT_OK;
@@ -114,12 +132,34 @@ static void entries_close(rft_frames *frames, frame_entry *entries, rft_retire_l
     rft_free(entries);
 }
 
+static void table_close(rft_frames *frames, frame_table *table, rft_retire_list *retired)
+{
+    for (uint32_t i = 0; i < RFT_CODINGS; i++)
+        entries_close(frames, table->entries[i], retired);
+    rft_want_release(table->want);
+}
+
+/* A want that no worker has any more is not asked for again. */
+static void drop_parts(rft_frames *frames, rft_retire_list *retired, bool all)
+{
+    frame_table **link = &frames->parts;
+    while (*link != NULL) {
+        frame_table *table = *link;
+        if (!all && !rft_want_is_last(table->want)) {
+            link = &table->next;
+            continue;
+        }
+        *link = table->next;
+        table_close(frames, table, retired);
+        rft_free(table);
+    }
+}
+
 void rft_frames_close(rft_frames *frames, rft_retire_list *retired)
 {
     if (frames == NULL) return;
-    for (uint32_t i = 0; i < RFT_CODINGS; i++) {
-        entries_close(frames, frames->entries[i], retired);
-    }
+    table_close(frames, &frames->whole, retired);
+    drop_parts(frames, retired, true);
     for (uint32_t i = 0; i < RFT_POOL_MOST; i++) {
         rft_retire_list_move(retired, &frames->coders[i].retired);
         rft_bytes_close(&frames->coders[i].modes);
@@ -215,12 +255,14 @@ static void count(frame_coder *coder, uint64_t version, const rft_frame *frame)
 }
 
 static refit_status entry_fill(rft_frames *frames, frame_coder *coder, const rft_store *store,
-                               uint32_t sequence, rft_coding coding, refit_error *error)
+                               const frame_table *table, uint32_t sequence, rft_coding coding,
+                               refit_error *error)
 {
     rft_frame frame;
-    frame_entry *entry = &frames->entries[coding][sequence];
+    frame_entry *entry = &table->entries[coding][sequence];
     uint64_t version = rft_store_served(store)->version;
     rft_frame_source source = source_for(frames, store, sequence, coding);
+    source.want = table->want;
     entry->version = 0;
     if (coding == RFT_CODING_PACKED) {
         if (coder->codec == NULL)
@@ -237,10 +279,10 @@ static refit_status entry_fill(rft_frames *frames, frame_coder *coder, const rft
     return REFIT_OK;
 }
 
-static bool is_made(const rft_frames *frames, const rft_store *store, uint32_t sequence,
+static bool is_made(const frame_table *table, const rft_store *store, uint32_t sequence,
                     rft_coding coding)
 {
-    const frame_entry *entry = &frames->entries[coding][sequence];
+    const frame_entry *entry = &table->entries[coding][sequence];
     return entry->version == rft_store_served(store)->version &&
            entry->slot == rft_store_served_slot(store)->buffer;
 }
@@ -251,7 +293,7 @@ static bool is_made(const rft_frames *frames, const rft_store *store, uint32_t s
 static void encode_item(void *user, uint32_t item, uint32_t worker)
 {
     frame_batch *batch = user;
-    (void)entry_fill(batch->frames, &batch->frames->coders[worker], batch->store,
+    (void)entry_fill(batch->frames, &batch->frames->coders[worker], batch->store, batch->table,
                      batch->sequences[item], batch->coding, NULL);
 }
 
@@ -266,11 +308,12 @@ static void batch_choose(rft_frames *frames, const rft_store *store, uint32_t se
     if (others) frames->cursor = 0;
     frames->cursor_version = version;
     frames->cursor_coding = coding;
-    *batch = (frame_batch){.frames = frames, .store = store, .coding = coding};
+    *batch =
+        (frame_batch){.frames = frames, .store = store, .table = &frames->whole, .coding = coding};
     batch->sequences[batch->count++] = sequence;
     while (batch->count < most && frames->cursor < ready) {
         uint32_t next = store->ready[frames->cursor++];
-        if (next == sequence || is_made(frames, store, next, coding)) continue;
+        if (next == sequence || is_made(batch->table, store, next, coding)) continue;
         batch->sequences[batch->count++] = next;
     }
 }
@@ -282,17 +325,17 @@ static void make_ahead(rft_frames *frames, const rft_store *store, uint32_t sequ
     rft_pool_items(frames->encoders, frames->batch.count, encode_item, &frames->batch);
 }
 
-static refit_status make(rft_frames *frames, const rft_store *store, uint32_t sequence,
-                         rft_coding coding, uint32_t ready, refit_error *error)
+static refit_status make(rft_frames *frames, const rft_store *store, frame_table *table,
+                         uint32_t sequence, rft_coding coding, uint32_t ready, refit_error *error)
 {
     int64_t began = rft_now();
-    bool together = is_sparse(coding) && frames->encoders != NULL;
+    bool together = is_sparse(coding) && frames->encoders != NULL && table == &frames->whole;
     uint64_t version = rft_store_served(store)->version;
     if (frames->counted != version) frames->seconds = 0;
     frames->counted = version;
     if (together) make_ahead(frames, store, sequence, coding, ready);
-    if (!is_made(frames, store, sequence, coding)) {
-        RFT_TRY(entry_fill(frames, &frames->coders[0], store, sequence, coding, error));
+    if (!is_made(table, store, sequence, coding)) {
+        RFT_TRY(entry_fill(frames, &frames->coders[0], store, table, sequence, coding, error));
     }
     if (coding != RFT_CODING_WHOLE) frames->seconds += rft_seconds(rft_now() - began);
     return REFIT_OK;
@@ -313,14 +356,36 @@ rft_frames_counts rft_frames_count(const rft_frames *frames)
     return sum;
 }
 
+/* The table that has the frame; a cut one is in that of its want. */
+static refit_status find_table(rft_frames *frames, uint32_t sequence, rft_coding coding,
+                               rft_want *want, frame_table **out, refit_error *error)
+{
+    *out = &frames->whole;
+    if (rft_want_frame(want, sequence) == RFT_WANT_ALL) return REFIT_OK;
+    frame_table *table = frames->parts;
+    while (table != NULL && !rft_want_equal(table->want, want))
+        table = table->next;
+    if (table == NULL) {
+        drop_parts(frames, &frames->coders[0].retired, false);
+        table = rft_calloc(1, sizeof *table);
+        RFT_REFUSE_IF(table == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for frames");
+        *table = (frame_table){.want = rft_want_acquire(want), .next = frames->parts};
+        frames->parts = table;
+    }
+    *out = table;
+    return table_prepare(frames, table, coding, error);
+}
+
 refit_status rft_frames_encode(rft_frames *frames, const rft_store *store, uint32_t sequence,
-                               rft_coding coding, uint32_t ready, rft_encoded *out,
+                               rft_coding coding, rft_want *want, uint32_t ready, rft_encoded *out,
                                refit_error *error)
 {
-    const frame_entry *entry = &frames->entries[coding][sequence];
-    if (!is_made(frames, store, sequence, coding)) {
-        RFT_TRY(make(frames, store, sequence, coding, ready, error));
+    frame_table *table;
+    RFT_TRY(find_table(frames, sequence, coding, want, &table, error));
+    if (!is_made(table, store, sequence, coding)) {
+        RFT_TRY(make(frames, store, table, sequence, coding, ready, error));
     }
+    const frame_entry *entry = &table->entries[coding][sequence];
     rft_buffer *buffer = entry->whole ? rft_store_served_slot(store)->buffer : entry->gathered;
     *out = (rft_encoded){
         .message = rft_bytes_view(&entry->message),

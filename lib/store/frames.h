@@ -53,11 +53,11 @@ typedef struct rft_encoded {
     rft_payload payload;
 } rft_encoded;
 
-/* Frame `sequence` of the version that `store` serves. If it has to be coded against the base, so
- * are others that will be asked for next, by all threads at once: those among the first `ready` of
- * store->ready. */
+/* Frame `sequence` of the version that `store` serves, as much of it as is wanted: some, at least.
+ * If it has to be coded against the base, so are others that will be asked for next, by all threads
+ * at once: those among the first `ready` of store->ready. */
 refit_status rft_frames_encode(rft_frames *frames, const rft_store *store, uint32_t sequence,
-                               rft_coding coding, uint32_t ready, rft_encoded *out,
+                               rft_coding coding, rft_want *want, uint32_t ready, rft_encoded *out,
                                refit_error *error);
 
 rft_frames_counts rft_frames_count(const rft_frames *frames);

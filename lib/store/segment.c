@@ -271,16 +271,22 @@ static refit_status create_private(rft_segment *segment, uint64_t bytes, int fla
                       MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, error);
 }
 
-refit_status rft_segment_create_private(rft_segment *segment, uint64_t bytes, refit_error *error)
+refit_status rft_segment_create_partial(rft_segment *segment, uint64_t bytes, uint64_t written,
+                                        refit_error *error)
 {
     rft_budget room;
     segment_reset(segment);
     rft_budget_free("", &room);
-    RFT_REFUSE_IF(bytes > room.free_bytes, error, REFIT_ERR_HOST_MEMORY,
+    RFT_REFUSE_IF(written > room.free_bytes, error, REFIT_ERR_HOST_MEMORY,
                   "%" PRIu64 " bytes of host memory for a version could not be had: %" PRIu64
                   " are free by %s; make room, or raise the limit of the container",
-                  bytes, room.free_bytes, source_of(&room));
+                  written, room.free_bytes, source_of(&room));
     return create_private(segment, bytes, 0, error);
+}
+
+refit_status rft_segment_create_private(rft_segment *segment, uint64_t bytes, refit_error *error)
+{
+    return rft_segment_create_partial(segment, bytes, bytes, error);
 }
 
 void rft_segment_fill(const rft_segment *segment)
@@ -440,14 +446,15 @@ static bool is_strict(void)
 }
 
 /* Written by the owner alone, it has the owner's user write to a view, too. */
-refit_status rft_segment_create_growing(rft_segment *segment, uint64_t bytes, refit_error *error)
+refit_status rft_segment_create_growing(rft_segment *segment, uint64_t bytes, uint64_t written,
+                                        refit_error *error)
 {
     rft_budget room;
     uint64_t needed = bytes == 0 ? 1 : bytes;
     segment_reset(segment);
     RFT_REFUSE_IF(is_strict(), error, REFIT_ERR_SYSTEM,
                   "memory is taken as it is written, which vm.overcommit_memory: 2 makes unsafe");
-    RFT_TRY(room_check(needed, &room, error));
+    RFT_TRY(room_check(written, &room, error));
     RFT_TRY(sealed_make_alone(segment, needed, error));
     refit_status status = view_map(segment, error);
     if (status != REFIT_OK) rft_segment_close(segment);

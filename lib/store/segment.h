@@ -50,13 +50,17 @@ typedef struct rft_segment {
 refit_status rft_segment_create(rft_segment *segment, uint64_t bytes, refit_error *error);
 
 /* The same for an owner that fills it while others have it attached already
- * (rft_segment_attach_growing): its memory is taken page by page, by the owner's writes. With a
- * view, for the owner's user. */
-refit_status rft_segment_create_growing(rft_segment *segment, uint64_t bytes, refit_error *error);
+ * (rft_segment_attach_growing): its memory is taken page by page, by the owner's writes, of which
+ * there are to be so many bytes. With a view, for the owner's user. */
+refit_status rft_segment_create_growing(rft_segment *segment, uint64_t bytes, uint64_t written,
+                                        refit_error *error);
 
 /* Private memory of this process, for where no worker shares it. It is taken page by page, but
  * refused at once where the machine or the cgroup has not so much: REFIT_ERR_HOST_MEMORY. */
 refit_status rft_segment_create_private(rft_segment *segment, uint64_t bytes, refit_error *error);
+/* The same where no more than so many of its bytes are written. */
+refit_status rft_segment_create_partial(rft_segment *segment, uint64_t bytes, uint64_t written,
+                                        refit_error *error);
 
 /* Takes all of private memory at once, so that what is asked for next finds it gone. */
 void rft_segment_fill(const rft_segment *segment);

@@ -183,6 +183,29 @@ static refit_status issue_part(rft_copy_queue *queue, const rft_image *image,
 
 /* ---- Within the GPU */
 
+/* Whether the worker takes all that the target has; a part was checked. */
+static bool is_selected(const rft_image *image, const refit_target *target)
+{
+    const rft_want *want = image->catalog->want;
+    const refit_box *box = target->box;
+    rft_want_part has = rft_want_tensor(want, target->tensor);
+    if (box == NULL || has != RFT_WANT_SOME) return has == RFT_WANT_ALL;
+    uint64_t width = refit_dtype_bits(tensor_of(image, target)->dtype) / 8, rows = 1;
+    uint32_t inner = box->rank - 1;
+    for (uint32_t i = 0; i < inner; i++)
+        rows *= box->shape[i];
+    for (uint64_t row = 0; row < rows; row++) {
+        uint64_t at = box->offset, left = row;
+        for (uint32_t i = inner; i-- > 0;) {
+            at += left % box->shape[i] * box->from_strides[i];
+            left /= box->shape[i];
+        }
+        if (!rft_want_covers(want, target->tensor, at * width, box->shape[inner] * width))
+            return false;
+    }
+    return true;
+}
+
 static refit_status check_target(refit_device *device, const rft_image *image,
                                  const refit_target *target, rft_memory_range *last,
                                  refit_error *error)
@@ -196,6 +219,8 @@ static refit_status check_target(refit_device *device, const rft_image *image,
                   "'%.160s' has %llu bytes, and the memory for it %llu", tensor->name,
                   (unsigned long long)tensor->bytes, (unsigned long long)target->bytes);
     if (target->box != NULL) RFT_TRY(part_read(&ignored, image, target, error));
+    RFT_REFUSE_IF(!is_selected(image, target), error, REFIT_ERR_NOT_FOUND,
+                  "'%.160s' was not selected, or not this part of it", tensor->name);
     if (target->bytes == 0) return REFIT_OK;
     return rft_device_memory_check_next(device, target->memory, target->bytes, last, error);
 }

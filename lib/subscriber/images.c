@@ -38,6 +38,7 @@ rft_catalog *rft_catalog_acquire(rft_catalog *catalog)
 void rft_catalog_release(rft_catalog *catalog)
 {
     if (catalog == NULL || --catalog->users > 0) return;
+    rft_want_release(catalog->want);
     rft_manifest_close(catalog->manifest);
     rft_free(catalog);
 }
@@ -105,17 +106,24 @@ static void begin_use(rft_image *image, rft_catalog *catalog, const unsigned cha
     image->id = (rft_version_id){0};
 }
 
-refit_status rft_images_take_private(rft_images *images, rft_catalog *catalog, rft_image **out,
-                                     refit_error *error)
+/* Of so many bytes of an image, those that are written. */
+static uint64_t written(const rft_want *want, uint64_t bytes)
+{
+    return want == NULL ? bytes : want->bytes;
+}
+
+refit_status rft_images_take_private(rft_images *images, rft_catalog *catalog, rft_want *want,
+                                     rft_image **out, refit_error *error)
 {
     rft_image *image = find_free(images->private, error);
     if (image == NULL) return REFIT_ERR_BUSY;
     uint64_t bytes = catalog->manifest->store_bytes;
     if (image->memory.bytes < bytes) {
         memory_close(&image->memory, &image->pinning);
-        RFT_TRY(rft_segment_create_private(&image->memory, bytes, error));
+        RFT_TRY(rft_segment_create_partial(&image->memory, bytes, written(want, bytes), error));
     }
     begin_use(image, catalog, image->memory.memory);
+    image->filled = rft_want_acquire(want);
     *out = image;
     return REFIT_OK;
 }
@@ -135,17 +143,19 @@ static refit_status refuse_size(refit_error *error)
     return rft_fail(error, REFIT_ERR_LIMIT, "no memory has room for the version");
 }
 
-refit_status rft_images_take_shared(rft_images *images, rft_catalog *catalog, uint64_t epoch,
-                                    uint64_t version, rft_image **out, refit_error *error)
+refit_status rft_images_take_shared(rft_images *images, rft_catalog *catalog, rft_want *want,
+                                    uint64_t epoch, uint64_t version, rft_image **out,
+                                    refit_error *error)
 {
     uint64_t tail, bytes;
     rft_image *image = find_free(images->private, error);
     if (image == NULL) return REFIT_ERR_BUSY;
     if (!lay_out(catalog->manifest, &tail, &bytes)) return refuse_size(error);
     rft_images_trim_private(images);
-    RFT_TRY(rft_segment_create_growing(&image->memory, bytes, error));
+    RFT_TRY(rft_segment_create_growing(&image->memory, bytes, written(want, bytes), error));
     begin_use(image, catalog, image->memory.memory);
     image->view = image->memory.view;
+    image->filled = rft_want_acquire(want);
     image->tail = (rft_shared_tail *)(void *)(image->memory.memory + tail);
     image->tail->epoch = epoch;
     image->tail->version = version;
@@ -167,9 +177,10 @@ bool rft_image_is_marked(const rft_image *image, uint32_t sequence)
 bool rft_image_is_whole(const rft_image *image)
 {
     for (uint32_t i = 0; i < image->catalog->manifest->frame_count; i++) {
-        if (!rft_image_is_marked(image, i)) return false;
+        bool wanted = rft_want_frame(image->filled, i) != RFT_WANT_NONE;
+        if (wanted && !rft_image_is_marked(image, i)) return false;
     }
-    return rft_segment_is_filled(&image->mapping->segment);
+    return image->filled != NULL || rft_segment_is_filled(&image->mapping->segment);
 }
 
 /* ---- Shared memory */
@@ -216,9 +227,9 @@ static refit_status get_mapping(rft_images *images, const char *name, uint64_t b
     return REFIT_OK;
 }
 
-refit_status rft_images_take_neighbor(rft_images *images, rft_catalog *catalog, uint64_t epoch,
-                                      uint64_t version, const char *name, rft_image **out,
-                                      refit_error *error)
+refit_status rft_images_take_neighbor(rft_images *images, rft_catalog *catalog, rft_want *want,
+                                      uint64_t epoch, uint64_t version, const char *name,
+                                      rft_image **out, refit_error *error)
 {
     refit_error why;
     uint64_t tail, bytes;
@@ -241,6 +252,7 @@ refit_status rft_images_take_neighbor(rft_images *images, rft_catalog *catalog, 
     image->mapping = mapping;
     begin_use(image, catalog, mapping->segment.memory);
     image->view = mapping->segment.view;
+    image->filled = rft_want_acquire(want);
     image->tail = theirs;
     *out = image;
     return REFIT_OK;
@@ -337,6 +349,8 @@ void rft_image_drop_use(rft_image *image, rft_image_use use)
     if (returned && image->mapping != NULL) rft_segment_reset_view(&image->mapping->segment);
     image->uses &= ~(unsigned)use;
     if (image->uses != 0) return;
+    rft_want_release(image->filled);
+    image->filled = NULL;
     rft_catalog_release(image->catalog);
     image->catalog = NULL;
     image->bytes = NULL;

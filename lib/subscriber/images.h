@@ -30,11 +30,12 @@
 #include "store/segment.h"
 #include "subscriber/gpu_memory.h"
 #include "subscriber/piece_queue.h"
-#include "wire/manifest.h"
+#include "wire/want.h"
 
 /* A manifest and how many images and sessions refer to it. */
 typedef struct rft_catalog {
     rft_manifest *manifest; /* owned */
+    rft_want *want;         /* owned; what this worker selects of its versions; NULL: all */
     uint32_t users;
 } rft_catalog;
 
@@ -72,6 +73,7 @@ typedef struct rft_image {
                                    written there stays there */
     rft_catalog *catalog;       /* NULL when free */
     rft_version_id id;          /* which version it is, once verified */
+    rft_want *filled;           /* acquired; what of its bytes is there; NULL: all */
     rft_segment memory;         /* private images: kept while free, for the next version, unless
                                    it is shared */
     rft_pinning pinning;        /* of `memory`, as of a mapping */
@@ -98,26 +100,27 @@ typedef struct rft_images {
 /* {0} is an empty one. Close frees all, also images in use. */
 void rft_images_close(rft_images *images);
 
-/* A private image for a version of `catalog`, in use as STAGED. REFIT_ERR_BUSY: both are in use,
- * try again after the next drop. REFIT_ERR_HOST_MEMORY. */
-refit_status rft_images_take_private(rft_images *images, rft_catalog *catalog, rft_image **out,
-                                     refit_error *error);
+/* A private image for as much as is wanted of a version of `catalog`, in use as STAGED.
+ * REFIT_ERR_BUSY: both are in use, try again after the next drop. REFIT_ERR_HOST_MEMORY. */
+refit_status rft_images_take_private(rft_images *images, rft_catalog *catalog, rft_want *want,
+                                     rft_image **out, refit_error *error);
 
 /* The same in memory that neighbors can map by the name image->memory.name. Private images that
  * nothing uses give their memory back. Also REFIT_ERR_SYSTEM: there is no such memory. */
-refit_status rft_images_take_shared(rft_images *images, rft_catalog *catalog, uint64_t epoch,
-                                    uint64_t version, rft_image **out, refit_error *error);
+refit_status rft_images_take_shared(rft_images *images, rft_catalog *catalog, rft_want *want,
+                                    uint64_t epoch, uint64_t version, rft_image **out,
+                                    refit_error *error);
 /* Such an image of a neighbor, which may still be filling it. REFIT_ERR_BUSY;
  * REFIT_ERR_UNSUPPORTED: it cannot be mapped, or is of another version. */
-refit_status rft_images_take_neighbor(rft_images *images, rft_catalog *catalog, uint64_t epoch,
-                                      uint64_t version, const char *name, rft_image **out,
-                                      refit_error *error);
+refit_status rft_images_take_neighbor(rft_images *images, rft_catalog *catalog, rft_want *want,
+                                      uint64_t epoch, uint64_t version, const char *name,
+                                      rft_image **out, refit_error *error);
 /* Marks a frame as there, in the image that this worker fills. Nothing for one that is not shared.
  */
 void rft_image_mark(rft_image *image, uint32_t sequence);
 /* Whether the neighbor has. */
 bool rft_image_is_marked(const rft_image *image, uint32_t sequence);
-/* Whether the neighbor has marked all frames, and no page is missing. */
+/* Whether the neighbor has marked all frames, and no page of what is wanted is missing. */
 bool rft_image_is_whole(const rft_image *image);
 
 /* The same as rft_images_take_private for the slot at `offset` of the segment `name`. Also

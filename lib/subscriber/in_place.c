@@ -266,7 +266,8 @@ static refit_status read_run(const rft_in_place *place, const rft_in_place_sourc
 /* The blocks to write, and the tensors and destinations that are left over. */
 typedef struct apply_plan {
     const rft_manifest *manifest;
-    uint64_t blocks; /* that the CPU writes */
+    const rft_want *want; /* what the worker selects; NULL: all */
+    uint64_t blocks;      /* that the CPU writes */
     uint64_t bytes;
     uint64_t gpu_blocks; /* that kernels write */
     uint32_t left;       /* tensors without a destination */
@@ -357,6 +358,8 @@ static refit_status plan_one(rft_in_place *place, const rft_in_place_source *sou
     const rft_manifest *manifest = plan->manifest;
     uint32_t tensor = rft_manifest_find(manifest, one->name);
     if (tensor == UINT32_MAX) return REFIT_OK;
+    RFT_REFUSE_IF(rft_want_tensor(plan->want, tensor) != RFT_WANT_ALL, error, REFIT_ERR_NOT_FOUND,
+                  "'%.160s' was not selected, or not all of it", one->name);
     RFT_TRY(check_fit(one, &manifest->tensors[tensor], error));
     uint32_t original = original_of(manifest, tensor), *there = &place->tensors[one->twin];
     plan->covered[original] = 1;
@@ -379,6 +382,7 @@ static void find_rest(const rft_in_place *place, apply_plan *plan)
     for (uint32_t i = 0; i < manifest->count; i++) {
         const rft_manifest_tensor *tensor = &manifest->tensors[i];
         if (tensor->alias_of != REFIT_NO_ALIAS || tensor->bytes == 0 || plan->covered[i]) continue;
+        if (rft_want_tensor(plan->want, i) != RFT_WANT_ALL) continue;
         if (plan->left++ == 0) plan->first_left = i;
     }
     for (uint32_t i = 0; i < place->to.count && plan->absent == NULL; i++) {
@@ -415,7 +419,7 @@ static refit_status plan_make(rft_in_place *place, const rft_in_place_source *so
                               apply_plan *plan, refit_error *error)
 {
     const rft_manifest *manifest = source->image->catalog->manifest;
-    *plan = (apply_plan){.manifest = manifest};
+    *plan = (apply_plan){.manifest = manifest, .want = source->image->catalog->want};
     plan->covered = rft_calloc((size_t)manifest->count + 1, 1);
     RFT_REFUSE_IF(plan->covered == NULL, error, REFIT_ERR_HOST_MEMORY,
                   "no memory to look where %u tensors go", manifest->count);

@@ -133,6 +133,14 @@ void rft_mailbox_bring(rft_mailbox *mailbox, refit_device *device)
     rft_wake_fd_set(mailbox->wake_fd);
 }
 
+void rft_mailbox_select(rft_mailbox *mailbox, const rft_selection *selection)
+{
+    rft_lock(&mailbox->lock);
+    mailbox->selection = selection;
+    rft_unlock(&mailbox->lock);
+    rft_wake_fd_set(mailbox->wake_fd);
+}
+
 void rft_mailbox_take_whole(rft_mailbox *mailbox, bool whole)
 {
     rft_lock(&mailbox->lock);
@@ -213,6 +221,15 @@ refit_device *rft_mailbox_take_device(rft_mailbox *mailbox)
     mailbox->device = NULL;
     rft_unlock(&mailbox->lock);
     return device;
+}
+
+const rft_selection *rft_mailbox_take_selection(rft_mailbox *mailbox)
+{
+    rft_lock(&mailbox->lock);
+    const rft_selection *selection = mailbox->selection;
+    mailbox->selection = NULL;
+    rft_unlock(&mailbox->lock);
+    return selection;
 }
 
 bool rft_mailbox_is_whole(rft_mailbox *mailbox)

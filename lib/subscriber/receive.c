@@ -194,6 +194,8 @@ void rft_receive_drop(rft_receive *receive)
     receive->image = NULL;
     rft_image_drop_use(receive->left, RFT_IMAGE_STAGED);
     receive->left = NULL;
+    rft_want_release(receive->want);
+    receive->want = NULL;
     rft_catalog_release(receive->catalog);
     receive->catalog = NULL;
     receive->phase = RFT_RECEIVE_NONE;
@@ -263,11 +265,28 @@ static refit_status check_offer(const rft_message *offer, const rft_manifest *ma
     return REFIT_OK;
 }
 
-refit_status rft_receive_offer(rft_receive *receive, const rft_message *offer, rft_catalog *catalog,
-                               uint32_t window, int64_t now, refit_error *error)
+/* The part of the version that is offered. */
+static refit_status find_want(const rft_message *offer, rft_catalog *catalog, rft_want *own,
+                              rft_want **out, refit_error *error)
 {
+    *out = NULL;
+    bool framed =
+        !offer->as.offer.lent && (offer->as.offer.segment.count == 0 || offer->as.offer.neighbor);
+    if (!framed || offer->as.offer.whole) return REFIT_OK;
+    if (offer->as.offer.want.count > 0)
+        return rft_want_open(catalog->manifest, offer->as.offer.want, out, error);
+    *out = rft_want_acquire(own);
+    return REFIT_OK;
+}
+
+refit_status rft_receive_offer(rft_receive *receive, const rft_message *offer, rft_catalog *catalog,
+                               rft_want *own, uint32_t window, int64_t now, refit_error *error)
+{
+    rft_want *want;
     RFT_TRY(check_offer(offer, catalog->manifest, error));
+    RFT_TRY(find_want(offer, catalog, own, &want, error));
     rft_receive_drop(receive);
+    receive->want = want;
     receive->phase = RFT_RECEIVE_WAITING;
     receive->catalog = rft_catalog_acquire(catalog);
     receive->epoch = offer->as.offer.epoch;
@@ -290,7 +309,8 @@ static refit_status check_base(const rft_receive *receive, const rft_image *held
 {
     bool fits = receive->base == 0 || (held != NULL && held->id.version == receive->base &&
                                        rft_digest128_equal(&held->catalog->manifest->digest,
-                                                           &receive->catalog->manifest->digest));
+                                                           &receive->catalog->manifest->digest) &&
+                                       rft_want_equal(held->filled, receive->want));
     RFT_REFUSE_IF(!fits, error, REFIT_ERR_STALE,
                   "version %llu builds on version %llu, whose bytes this worker does not have",
                   (unsigned long long)receive->version, (unsigned long long)receive->base);
@@ -305,6 +325,7 @@ static refit_status prepare_reassembly(rft_receive *receive, const unsigned char
     unsigned char *memory = rft_image_writable(receive->image);
     if (receive->reassembly_catalog == receive->catalog) {
         rft_reassembly_reset(receive->reassembly, memory, base);
+        rft_reassembly_narrow(receive->reassembly, receive->want);
         memset(receive->resends, 0, manifest->frame_count * sizeof *receive->resends);
         return REFIT_OK;
     }
@@ -313,6 +334,7 @@ static refit_status prepare_reassembly(rft_receive *receive, const unsigned char
     RFT_REFUSE_IF(receive->resends == NULL, error, REFIT_ERR_HOST_MEMORY,
                   "no memory to follow %u frames", manifest->frame_count);
     RFT_TRY(rft_reassembly_open(manifest, memory, base, &receive->reassembly, error));
+    rft_reassembly_narrow(receive->reassembly, receive->want);
     receive->reassembly_catalog = rft_catalog_acquire(receive->catalog);
     return REFIT_OK;
 }
@@ -389,8 +411,9 @@ static void use_credit(rft_receive *receive, uint32_t sequence, uint64_t payload
 static refit_status take_mapped(rft_receive *receive, refit_error *error)
 {
     if (receive->path == REFIT_PATH_NEIGHBOR) {
-        return rft_images_take_neighbor(receive->images, receive->catalog, receive->epoch,
-                                        receive->version, receive->segment, &receive->image, error);
+        return rft_images_take_neighbor(receive->images, receive->catalog, receive->want,
+                                        receive->epoch, receive->version, receive->segment,
+                                        &receive->image, error);
     }
     if (receive->path == REFIT_PATH_CUDA_IPC) {
         return rft_images_take_gpu(receive->images, receive->catalog, &receive->image, error);
@@ -455,7 +478,7 @@ static refit_status check_mapped(rft_receive *receive, refit_error *error)
     RFT_REFUSE_IF(partial, error, REFIT_ERR_SECURITY,
                   "the image that another worker of this host received has gaps");
     if (receive->config->broadcast_verify == REFIT_VERIFY_ALWAYS) {
-        receive->cursor = (rft_image_cursor){0};
+        receive->cursor = (rft_image_cursor){.want = receive->image->filled};
         if (receive->path == REFIT_PATH_CUDA_IPC) {
             gpu_verify_begin(&receive->gpu, receive->images->gpu_memory.device, receive->config,
                              receive->image);
@@ -516,14 +539,16 @@ static refit_status take_own(rft_receive *receive, refit_error *error)
     refit_error why;
     rft_images *images = receive->images;
     if (!receive->share)
-        return rft_images_take_private(images, receive->catalog, &receive->image, error);
-    refit_status status = rft_images_take_shared(images, receive->catalog, receive->epoch,
-                                                 receive->version, &receive->image, &why);
+        return rft_images_take_private(images, receive->catalog, receive->want, &receive->image,
+                                       error);
+    refit_status status =
+        rft_images_take_shared(images, receive->catalog, receive->want, receive->epoch,
+                               receive->version, &receive->image, &why);
     if (status == REFIT_OK) return REFIT_OK;
     RFT_REFUSE_IF(status != REFIT_ERR_SYSTEM, error, status, "%s", why.text);
     rft_log(REFIT_LOG_WARNING, "version %llu is not shared with other workers of this host: %s",
             (unsigned long long)receive->version, why.text);
-    return rft_images_take_private(images, receive->catalog, &receive->image, error);
+    return rft_images_take_private(images, receive->catalog, receive->want, &receive->image, error);
 }
 
 static refit_status take_image(rft_receive *receive, const rft_image *held, refit_error *error)

@@ -61,6 +61,7 @@ typedef struct rft_receive {
 
     rft_receive_phase phase;
     rft_catalog *catalog; /* of the version */
+    rft_want *want;       /* acquired; what comes of it; NULL: all */
     rft_image *image;     /* from start on */
     rft_image *left;      /* of the same version, by the worker that received it before; NULL */
     uint32_t left_next;   /* the frame that is looked at next there */
@@ -110,10 +111,10 @@ rft_image *rft_receive_leave(rft_receive *receive, uint64_t version);
 /* The offered version begins with the frames that are there. Takes the image; NULL is allowed. */
 void rft_receive_resume(rft_receive *receive, rft_image *left);
 
-/* Takes an OFFER in the place of any version before it. REFIT_ERR_PROTOCOL: it contradicts the
- * manifest. */
+/* Takes an OFFER in the place of any version before it; `own` is the part that the publisher was
+ * told to send. REFIT_ERR_PROTOCOL: it contradicts the manifest. */
 refit_status rft_receive_offer(rft_receive *receive, const rft_message *offer, rft_catalog *catalog,
-                               uint32_t window, int64_t now, refit_error *error);
+                               rft_want *own, uint32_t window, int64_t now, refit_error *error);
 
 /* Gets an image and asks for frames; once more, if the GPU's memory was busy. `held` is the version
  * that the worker holds in this epoch, with its image; NULL: none. REFIT_ERR_BUSY: no image is

@@ -482,6 +482,15 @@ static void hold_image(rft_session *session, rft_image *image)
     if (base) rft_image_add_use(image, RFT_IMAGE_BASE);
 }
 
+void rft_session_select(rft_session *session, const rft_selection *selection, int64_t now)
+{
+    session->selection = selection;
+    session->held = (rft_version_id){0}; /* of which another part is there */
+    session->report.version = 0;
+    hold_image(session, NULL);
+    rft_session_disconnect(session, 0, now);
+}
+
 /* Refuses the offered version and drops it. */
 static void abort_update(rft_session *session, uint64_t version, const refit_error *why,
                          int64_t now)
@@ -746,6 +755,12 @@ static void find_path(rft_session *session, const rft_message *welcome)
     find_gpu(session, welcome->as.welcome.share);
 }
 
+/* Whether the trainer is asked for a part of each version. */
+static bool selects(const rft_session *session)
+{
+    return session->selection != NULL && session->parts;
+}
+
 static void send_join(rft_session *session)
 {
     rft_message message = {.kind = RFT_JOIN};
@@ -755,6 +770,7 @@ static void send_join(rft_session *session)
     message.as.join.reason = rft_view_text(session->why_not);
     message.as.join.gpu = session->on_gpu;
     message.as.join.pieces = takes_pieces(session);
+    message.as.join.selects = selects(session);
     session_send(session, &message);
 }
 
@@ -762,6 +778,7 @@ static void adopt(rft_session *session, const rft_message *welcome, int64_t now)
 {
     uint32_t window = session->config->broadcast_window;
     session->report.epoch = welcome->as.welcome.epoch;
+    session->parts = welcome->as.welcome.parts;
     session->frame_bytes = welcome->as.welcome.frame_bytes;
     session->window = welcome->as.welcome.window < window ? welcome->as.welcome.window : window;
     session->heartbeat_ms = welcome->as.welcome.heartbeat_ms;
@@ -862,11 +879,37 @@ static void answer_bye(rft_session *session, const rft_message *message, rft_vie
 
 /* ---- A version */
 
+/* What is selected of the manifest's versions. */
+static refit_status resolve_selection(rft_session *session, refit_error *error)
+{
+    const char *missing = NULL;
+    rft_catalog *catalog = session->catalog;
+    if (session->selection == NULL) return REFIT_OK;
+    refit_status status = rft_selection_resolve(session->selection, catalog->manifest,
+                                                &catalog->want, &missing, error);
+    if (missing != NULL)
+        rft_log(REFIT_LOG_WARNING, "worker %s selects '%.80s', which the trainer does not have",
+                session->identity->worker, missing);
+    if (status == REFIT_OK) return REFIT_OK;
+    rft_catalog_release(catalog);
+    session->catalog = NULL;
+    return status;
+}
+
+/* The trainer is told, who offers nothing before. */
+static void send_want(rft_session *session)
+{
+    rft_message message = {.kind = RFT_WANT};
+    message.as.want.manifest = session->catalog->manifest->digest;
+    message.as.want.rows = rft_bytes_view(&session->catalog->want->encoded);
+    session_send(session, &message);
+}
+
 static void take_manifest(rft_session *session, const rft_message *message, refit_error *error)
 {
     rft_manifest *manifest = NULL;
     rft_limits limits = session->limits;
-    if (session->on_gpu) limits.memory_bytes = 0; /* the GPU's memory holds it */
+    if (session->on_gpu || selects(session)) limits.memory_bytes = 0; /* it need not hold all */
     refit_status status = rft_manifest_decode(message->as.manifest.tensors, session->frame_bytes,
                                               &limits, &manifest, error);
     if (status == REFIT_OK &&
@@ -875,7 +918,14 @@ static void take_manifest(rft_session *session, const rft_message *message, refi
         status = rft_fail(error, REFIT_ERR_PROTOCOL, "a manifest does not match its digest");
     }
     if (status == REFIT_OK) status = rft_catalog_open(manifest, &session->catalog, error);
+    if (status == REFIT_OK) status = resolve_selection(session, error);
     if (status == REFIT_OK) error->status = REFIT_OK;
+}
+
+/* The offer that WANT would bring does not come: the trainer is told why. */
+static void refuse_manifest(rft_session *session)
+{
+    if (selects(session)) send_failed(session, 0, &session->manifest_failure, true);
 }
 
 static void answer_manifest(rft_session *session, const rft_message *message, rft_view payload,
@@ -887,7 +937,11 @@ static void answer_manifest(rft_session *session, const rft_message *message, rf
     session->catalog = NULL;
     take_manifest(session, message, failure);
     if (failure->status == REFIT_ERR_PROTOCOL) break_off(session, failure, now);
-    if (failure->status != REFIT_OK) return;
+    if (failure->status != REFIT_OK) {
+        refuse_manifest(session);
+        return;
+    }
+    if (selects(session)) send_want(session);
     rft_images_trim_private(&session->images);
     rft_images_trim_mappings(&session->images);
 }
@@ -926,8 +980,9 @@ static void answer_offer(rft_session *session, const rft_message *message, rft_v
     session->report.state = rest(session);
     refit_status status = check_offer(session, message, &why);
     if (status == REFIT_OK) {
-        status = rft_receive_offer(&session->receive, message, session->catalog, session->window,
-                                   now, &why);
+        rft_want *own = selects(session) ? session->catalog->want : NULL;
+        status = rft_receive_offer(&session->receive, message, session->catalog, own,
+                                   session->window, now, &why);
     }
     if (status != REFIT_OK) {
         rft_image_drop_use(left, RFT_IMAGE_STAGED);

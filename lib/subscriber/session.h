@@ -51,8 +51,10 @@ typedef struct rft_session {
     char why_not[RFT_SENTENCE_BYTES];    /* why no better path is taken; may be empty */
     char warned[RFT_SENTENCE_BYTES];     /* the last such sentence that was a warning */
     unsigned char uuid[RFT_UUID_BYTES];  /* of images.device */
-    bool on_gpu;    /* it has joined on the GPU that it shares with the trainer */
-    bool whole;     /* it takes no version piece by piece */
+    bool on_gpu;                    /* it has joined on the GPU that it shares with the trainer */
+    bool whole;                     /* it takes no version piece by piece */
+    const rft_selection *selection; /* borrowed; NULL: all of each version is taken */
+    bool parts;                     /* of WELCOME: the trainer sends parts */
     bool names_gpu; /* the next HELLO is the first to name it: no WELCOME before answers that */
     char no_gpu[RFT_SENTENCE_BYTES]; /* why that device is not named, until the connection ends;
                                         empty: it is */
@@ -95,6 +97,9 @@ void rft_session_refuse(rft_session *session, refit_status code, bool kept, cons
                         int64_t now);
 /* The user has closed the decided update: its image is free again. */
 void rft_session_release(rft_session *session, int64_t now);
+
+/* What is taken of each version from now on, borrowed until close. */
+void rft_session_select(rft_session *session, const rft_selection *selection, int64_t now);
 
 /* The GPU whose memory may be shared, borrowed until close: it is named from now on. Once. */
 void rft_session_use_device(rft_session *session, refit_device *device, int64_t now);

@@ -72,6 +72,8 @@ static void run_commands(subscriber_service *service)
     rft_order order;
     refit_device *device = rft_mailbox_take_device(&service->mailbox);
     if (device != NULL) rft_session_use_device(&service->session, device, rft_now());
+    const rft_selection *selection = rft_mailbox_take_selection(&service->mailbox);
+    if (selection != NULL) rft_session_select(&service->session, selection, rft_now());
     rft_session_take_whole(&service->session, rft_mailbox_is_whole(&service->mailbox), rft_now());
     rft_session_collect(&service->session); /* before a decision about them */
     while (rft_mailbox_next_order(&service->mailbox, &order)) {
@@ -204,6 +206,8 @@ struct refit_subscriber {
     refit_update update;
     rft_image *still_read; /* of an update that is closed, by copies that have not ended; NULL */
     uint64_t still_version;
+    bool taken;               /* a version was, ever */
+    rft_selection *selection; /* owned; NULL: none was made */
 };
 
 refit_status refit_subscriber_open(const char *endpoint, const refit_config *config,
@@ -235,6 +239,7 @@ void refit_subscriber_close(refit_subscriber *subscriber)
     if (!ended) rft_log(REFIT_LOG_ERROR, "a GPU does not end its copies: it stays open");
     stop_service(&subscriber->service, ended ? NULL : subscriber->still_read);
     rft_in_place_close(&subscriber->engine);
+    rft_selection_close(subscriber->selection);
     if (subscriber->device != NULL) rft_device_release(subscriber->device);
     rft_free(subscriber);
 }
@@ -272,6 +277,20 @@ refit_status refit_subscriber_use_device(refit_subscriber *subscriber, refit_dev
     subscriber->device = device;
     rft_device_retain(device);
     if (status == REFIT_OK && !off) rft_mailbox_bring(&subscriber->service.mailbox, device);
+    return REFIT_OK;
+}
+
+refit_status refit_subscriber_select(refit_subscriber *subscriber, const refit_selection *list,
+                                     uint32_t count, refit_error *error)
+{
+    RFT_REFUSE_IF(subscriber == NULL || list == NULL || count == 0, error, REFIT_ERR_INVALID,
+                  "refit_subscriber_select needs a subscriber and at least one part");
+    RFT_REFUSE_IF(subscriber->selection != NULL, error, REFIT_ERR_STATE,
+                  "the subscriber has a selection already, until it is closed");
+    RFT_REFUSE_IF(subscriber->taken, error, REFIT_ERR_STATE,
+                  "a version was taken already: select what is wanted before the first");
+    RFT_TRY(rft_selection_open(list, count, &subscriber->selection, error));
+    rft_mailbox_select(&subscriber->service.mailbox, subscriber->selection);
     return REFIT_OK;
 }
 
@@ -333,6 +352,7 @@ refit_status refit_subscriber_next(refit_subscriber *subscriber, uint32_t timeou
     RFT_TRY(rft_mailbox_take(&subscriber->service.mailbox, timeout_ms, &update->image, error));
     update->decided = false;
     update->torn = false;
+    subscriber->taken = true;
     *out = update;
     return REFIT_OK;
 }
@@ -474,6 +494,12 @@ refit_status refit_update_manifest(const refit_update *update, unsigned char dig
     return REFIT_OK;
 }
 
+/* How much of a tensor the caller takes. */
+static rft_want_part selected(const refit_update *update, uint32_t index)
+{
+    return rft_want_tensor(update->image->catalog->want, index);
+}
+
 /* Its bytes as the caller may see them. */
 static const unsigned char *place_of(const rft_image *image, uint32_t index)
 {
@@ -488,6 +514,8 @@ refit_status refit_update_tensor(const refit_update *update, uint32_t index, ref
     const rft_manifest *manifest = manifest_of(update);
     RFT_REFUSE_IF(index >= manifest->count, error, REFIT_ERR_NOT_FOUND,
                   "there is no tensor %u: the version has %u", index, manifest->count);
+    RFT_REFUSE_IF(selected(update, index) == RFT_WANT_NONE, error, REFIT_ERR_NOT_FOUND,
+                  "'%.160s' was not selected", manifest->tensors[index].name);
     RFT_REFUSE_IF(tensor != NULL && tensor->size < sizeof *tensor, error, REFIT_ERR_INVALID,
                   "tensor.size is %zu: set it to sizeof(refit_tensor), %zu", tensor->size,
                   sizeof *tensor);
@@ -505,7 +533,7 @@ refit_status refit_update_places(const refit_update *update, const void **places
                   "there is room for %u places: the version has %u tensors", count,
                   manifest_of(update)->count);
     for (uint32_t i = 0; i < count; i++)
-        places[i] = place_of(update->image, i);
+        places[i] = selected(update, i) == RFT_WANT_NONE ? NULL : place_of(update->image, i);
     return REFIT_OK;
 }
 

@@ -15,6 +15,7 @@
 #include "wire/fields.h"
 #include "wire/frame.h"
 #include "wire/manifest.h"
+#include "wire/want.h"
 
 #define WORKER_MOST  63u  /* what refit_worker_info can show */
 #define SEGMENT_MOST 63u  /* a shared-memory name */
@@ -57,6 +58,7 @@ static const rft_field welcome_fields[] = {
     {"probe", TEXT(welcome.probe), .optional = true, .most = SEGMENT_MOST},
     {"share", BYTES(welcome.share), .optional = true, .least = RFT_SHARE_BYTES,
      .most = RFT_SHARE_BYTES},
+    {"parts", BOOL(welcome.parts), .optional = true},
 };
 
 static const rft_field join_fields[] = {
@@ -66,6 +68,7 @@ static const rft_field join_fields[] = {
     {"reason", TEXT(join.reason), .optional = true, .most = TEXT_MOST},
     {"gpu", BOOL(join.gpu), .optional = true},
     {"pieces", BOOL(join.pieces), .optional = true},
+    {"selects", BOOL(join.selects), .optional = true},
 };
 
 static const rft_field refuse_fields[] = {
@@ -93,6 +96,13 @@ static const rft_field offer_fields[] = {
     {"lent", BOOL(offer.lent), .optional = true},
     {"share", BOOL(offer.share), .optional = true},
     {"neighbor", BOOL(offer.neighbor), .optional = true},
+    {"whole", BOOL(offer.whole), .optional = true},
+    {"want", BYTES(offer.want), .optional = true, .unit = RFT_WANT_ENTRY_BYTES},
+};
+
+static const rft_field want_fields[] = {
+    {"manifest", DIGEST(want.manifest)},
+    {"rows", BYTES(want.rows), .optional = true, .unit = RFT_WANT_ENTRY_BYTES},
 };
 
 static const rft_field pull_fields[] = {
@@ -199,7 +209,7 @@ static const rft_fields lists[RFT_MESSAGE_KINDS] = {
     [RFT_RELEASED] = LIST(commit_fields),   [RFT_FAILED] = LIST(failed_fields),
     [RFT_ABORT] = LIST(abort_fields),       [RFT_BEAT] = LIST(beat_fields),
     [RFT_BYE] = LIST(bye_fields),           [RFT_PIECES] = LIST(pieces_fields),
-    [RFT_TAKEN] = LIST(taken_fields),
+    [RFT_TAKEN] = LIST(taken_fields),       [RFT_WANT] = LIST(want_fields),
 };
 
 const char *rft_message_kind_name(rft_message_kind kind)
@@ -223,7 +233,8 @@ static rft_fields fields_of(rft_message_kind kind)
 /* What grows with the number of tensors has the manifest's limit. */
 static uint64_t most_bytes(rft_message_kind kind, const rft_limits *limits)
 {
-    bool large = kind == RFT_MANIFEST || kind == RFT_SEAL || kind == RFT_LEND || kind == RFT_PIECES;
+    bool large = kind == RFT_MANIFEST || kind == RFT_SEAL || kind == RFT_LEND ||
+                 kind == RFT_PIECES || kind == RFT_WANT || kind == RFT_OFFER;
     return large ? limits->manifest_bytes : limits->message_bytes;
 }
 

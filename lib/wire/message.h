@@ -60,7 +60,8 @@ rft_limits rft_limits_from(const refit_config *config);
     X(BYE, "bye")             /* both: leaving in good order */                                    \
     X(LEND, "lend")           /* P→S where in the GPU's memory a version's bytes lie */          \
     X(PIECES, "pieces")       /* P→S where the next of them lie, for a while */                  \
-    X(TAKEN, "taken")         /* S→P copied: their memory may be written again */
+    X(TAKEN, "taken")         /* S→P copied: their memory may be written again */                \
+    X(WANT, "want")           /* S→P these bytes of each version, and no others */
 
 typedef enum rft_message_kind {
 #define RFT_MESSAGE_ENUM(name, text) RFT_##name,
@@ -111,6 +112,7 @@ typedef struct rft_message {
             rft_view probe;   /* shared-memory segment to open as proof; empty: no shm here */
             rft_view share;   /* RFT_SHARE_BYTES: memory to map as proof, on the GPU where versions
                                  are lent; empty: none are */
+            bool parts;       /* workers may want parts of versions */
         } welcome;
         struct {
             uint64_t epoch;
@@ -120,6 +122,7 @@ typedef struct rft_message {
             bool gpu;        /* it has mapped `share`, and takes versions where they are lent; needs
                                 `proof` */
             bool pieces;     /* and takes versions piece by piece, before they are committed */
+            bool selects;    /* it wants a part of each version: WANT will say which */
         } join;
         struct {
             uint32_t code; /* a refit_status */
@@ -144,7 +147,13 @@ typedef struct rft_message {
             bool lent;               /* it lies in the GPU's memory: LEND says where */
             bool share;    /* it comes in frames, into an image that others of the host can map */
             bool neighbor; /* `segment` is the image of another worker, which receives it */
+            bool whole;    /* it comes whole, whatever the worker has said with WANT */
+            rft_view want; /* it comes in this part, as WANT has it; empty: in the worker's own */
         } offer;
+        struct {
+            rft_digest128 manifest; /* that the rows are about */
+            rft_view rows;          /* RFT_WANT_ENTRY_BYTES each, as want.h has them */
+        } want;
         struct {
             uint64_t version;
             uint32_t credits;

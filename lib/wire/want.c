@@ -133,7 +133,8 @@ refit_status rft_want_open(const rft_manifest *manifest, rft_view encoded, rft_w
                   REFIT_ERR_PROTOCOL, "a list of wanted bytes has %zu bytes", encoded.count);
     rft_want *want = rft_calloc(1, sizeof *want);
     RFT_REFUSE_IF(want == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for what a worker wants");
-    *want = (rft_want){.users = 1, .manifest = manifest, .row_count = (uint32_t)rows};
+    *want = (rft_want){.manifest = manifest, .row_count = (uint32_t)rows};
+    atomic_init(&want->users, 1);
     want->rows = rft_calloc((size_t)rows + 1, sizeof *want->rows);
     want->first = rft_calloc((size_t)manifest->count + 2, sizeof *want->first);
     want->frames = rft_calloc((size_t)manifest->frame_count + 1, sizeof *want->frames);
@@ -153,13 +154,13 @@ refit_status rft_want_open(const rft_manifest *manifest, rft_view encoded, rft_w
 
 rft_want *rft_want_acquire(rft_want *want)
 {
-    if (want != NULL) want->users++;
+    if (want != NULL) atomic_fetch_add(&want->users, 1);
     return want;
 }
 
 void rft_want_release(rft_want *want)
 {
-    if (want == NULL || --want->users > 0) return;
+    if (want == NULL || atomic_fetch_sub(&want->users, 1) > 1) return;
     rft_bytes_close(&want->encoded);
     rft_free(want->rows);
     rft_free(want->first);
@@ -167,7 +168,18 @@ void rft_want_release(rft_want *want)
     rft_free(want);
 }
 
+bool rft_want_is_last(const rft_want *want)
+{
+    return atomic_load(&want->users) == 1;
+}
+
 /* ---- Two together */
+
+bool rft_want_equal(const rft_want *one, const rft_want *other)
+{
+    if (one == NULL || other == NULL) return one == other;
+    return rft_digest128_equal(&one->digest, &other->digest);
+}
 
 static bool same_rows(const rft_want *one, const rft_want *other, uint32_t tensor)
 {
@@ -285,6 +297,29 @@ bool rft_want_covers(const rft_want *want, uint32_t tensor, uint64_t offset, uin
     const rft_manifest_tensor *tensors = want->manifest->tensors;
     if (tensors[tensor].alias_of != REFIT_NO_ALIAS) tensor = tensors[tensor].alias_of;
     return count_range(want, tensor, offset, offset + bytes) == bytes;
+}
+
+static bool has_rows(const rft_want *want, const rft_want_rows *rows)
+{
+    uint64_t end = rows->offset + (rows->count - 1) * rows->stride + rows->bytes;
+    for (uint32_t i = want->first[rows->tensor]; i < want->first[rows->tensor + 1]; i++) {
+        const rft_want_rows *own = &want->rows[i];
+        bool within =
+            own->count == 1 && own->offset <= rows->offset && end <= own->offset + own->bytes;
+        bool equal = own->offset == rows->offset && own->count == rows->count &&
+                     own->stride == rows->stride && own->bytes == rows->bytes;
+        if (within || equal) return true;
+    }
+    return false;
+}
+
+bool rft_want_includes(const rft_want *want, const rft_want *other)
+{
+    if (want == NULL || rft_want_equal(want, other)) return true;
+    for (uint32_t i = 0; other != NULL && i < other->row_count; i++) {
+        if (!has_rows(want, &other->rows[i])) return false;
+    }
+    return other != NULL;
 }
 
 uint64_t rft_want_block(const rft_want *want, const rft_block *block)

@@ -14,11 +14,12 @@
  * the end of those before them; rows that follow each other without a gap are one row (count 1,
  * stride = bytes). So equal wants are equal bytes.
  *
- * NULL stands for a want of everything. Immutable once it is open, but for the count of its users,
- * which belongs to one thread.
+ * NULL stands for a want of everything. Immutable once it is open; any thread may use it.
  */
 #ifndef RFT_WANT_H
 #define RFT_WANT_H
+
+#include <stdatomic.h>
 
 #include "wire/manifest.h"
 
@@ -39,7 +40,7 @@ typedef enum rft_want_part {
 } rft_want_part;
 
 typedef struct rft_want {
-    uint32_t users;
+    atomic_uint users;
     rft_bytes encoded; /* owned */
     rft_digest128 digest;
     const rft_manifest *manifest; /* borrowed */
@@ -54,7 +55,7 @@ typedef struct rft_want {
  * REFIT_ERR_PROTOCOL: it is not in that form, or not of this manifest; REFIT_ERR_HOST_MEMORY. */
 refit_status rft_want_open(const rft_manifest *manifest, rft_view encoded, rft_want **out,
                            refit_error *error);
-/* NULL is allowed, for both. */
+/* NULL is allowed, for both. Any thread. */
 rft_want *rft_want_acquire(rft_want *want);
 void rft_want_release(rft_want *want);
 
@@ -62,10 +63,19 @@ void rft_want_release(rft_want *want);
  * of the list are joined with them where that is possible. REFIT_ERR_HOST_MEMORY. */
 refit_status rft_want_append(rft_bytes *encoded, const rft_want_rows *rows, refit_error *error);
 
+/* Whether all that the other one wants is wanted, row by row: a merged list includes both that it
+ * is of, but not rows that two of its own make up together; and whether they are equal. Of one
+ * manifest. */
+bool rft_want_includes(const rft_want *want, const rft_want *other);
+bool rft_want_equal(const rft_want *one, const rft_want *other);
+
 /* Appends what two wants of one manifest have together; where both have rows of a tensor, and
  * others, all of the tensor. */
 refit_status rft_want_merge(const rft_want *one, const rft_want *other, rft_bytes *encoded,
                             refit_error *error);
+
+/* Whether its caller is its only user. */
+bool rft_want_is_last(const rft_want *want);
 
 /* How much of a frame is wanted. */
 rft_want_part rft_want_frame(const rft_want *want, uint32_t sequence);

@@ -140,12 +140,13 @@ void bench_send_frames(protocol_bench *bench, uint32_t most)
     for (uint32_t i = 0; i < most && rft_server_next_frame(&bench->server, &order); i++) {
         rft_encoded frame;
         FUZZ_REQUIRE(rft_frames_encode(bench->frames, bench->store, order.sequence, order.coding,
-                                       order.ready, &frame, NULL) == REFIT_OK);
+                                       order.want, order.ready, &frame, NULL) == REFIT_OK);
         refit_status status = send_one(bench, &order.to, frame.message, frame.payload.bytes);
         if (status == REFIT_OK)
             rft_server_frame_sent(&bench->server, &order, frame.payload.bytes.count);
         else
             rft_server_unreachable(&bench->server, &order.to, status, bench->now);
+        rft_want_release(order.want);
         law_server(bench);
         bench_server_sends(bench);
     }
@@ -222,13 +223,6 @@ static void add_ready(void *user, uint32_t frame)
     rft_store_add_ready(user, frame);
 }
 
-static uint64_t sum_bytes(uint64_t sum, const unsigned char *bytes)
-{
-    for (uint32_t i = 0; i < TENSOR_BYTES; i++)
-        sum = (sum ^ bytes[i]) * UINT64_C(1099511628211);
-    return sum;
-}
-
 static void seal(protocol_bench *bench)
 {
     ledger_entry *entry =
@@ -236,7 +230,7 @@ static void seal(protocol_bench *bench)
     FUZZ_REQUIRE(entry != NULL && rft_store_seal(bench->store, NULL) == REFIT_OK);
     for (uint32_t i = 0; i < bench->store->manifest->count; i++) {
         const uint32_t alias = bench->store->manifest->tensors[i].alias_of;
-        entry->sum = sum_bytes(entry->sum, bench->bytes[alias == REFIT_NO_ALIAS ? i : alias]);
+        memcpy(entry->bytes[i], bench->bytes[alias == REFIT_NO_ALIAS ? i : alias], TENSOR_BYTES);
     }
     entry->digest = rft_store_served(bench->store)->digest;
     entry->sealed = true;
@@ -428,6 +422,7 @@ static void configure(protocol_bench *bench, const uint8_t *settings)
         config->broadcast_wait = REFIT_WAIT_STAGED;
         config->broadcast_max_behind = settings[1] >> 5 & 3;
     }
+    bench->parts = (settings[1] & SET_PARTS) != 0;
     if ((settings[1] & SET_ZSTD) != 0) config->broadcast_compress = REFIT_COMPRESS_ZSTD;
     config->broadcast_frame_bytes = FRAME_BYTES;
     config->broadcast_window = 2;

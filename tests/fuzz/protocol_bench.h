@@ -65,7 +65,7 @@ typedef enum ledger_fate { LEDGER_OPEN, LEDGER_COMMITTED, LEDGER_ABORTED } ledge
 typedef struct ledger_entry {
     uint64_t epoch;
     uint64_t version;
-    uint64_t sum; /* of the tensors' bytes */
+    unsigned char bytes[TENSORS_MOST][TENSOR_BYTES];
     rft_digest128 digest;
     ledger_fate fate;
     bool sealed;
@@ -79,6 +79,7 @@ typedef struct protocol_bench {
     bool keys;
     bool shm;
     bool neighbors;               /* workers share memory among them */
+    bool parts;                   /* and some select parts of versions */
     rft_allow_list *const *allow; /* all keys; then without one key each */
 
     rft_server server;

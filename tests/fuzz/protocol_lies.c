@@ -120,6 +120,7 @@ static void fill_join(protocol_bench *bench, uint32_t *seed, rft_message *messag
     message->as.join.proof = bench->server.proof ^ (draw(seed, 3) == 0 ? 1 : 0);
     message->as.join.reason = draw_text(seed);
     message->as.join.gpu = draw(seed, 9) == 0;
+    message->as.join.selects = draw(seed, 3) == 0;
 }
 
 static void fill_offer(protocol_bench *bench, uint32_t *seed, rft_message *message)
@@ -194,6 +195,29 @@ static void fill_manifest(protocol_bench *bench, uint32_t *seed, rft_message *me
 
 static const unsigned char nothing[4 * RFT_SHARE_BYTES];
 
+/* Of tensors that are there or not, empty, in part, whole, twice. */
+static rft_view draw_rows(uint32_t *seed)
+{
+    static const rft_want_rows rows[] = {{0, 0, 1, TENSOR_BYTES, TENSOR_BYTES},
+                                         {0, 8, 3, 16, 8},
+                                         {1, 0, 1, 4, 4},
+                                         {1, 60, 1, 8, 8},
+                                         {9, 0, 1, 8, 8},
+                                         {2, 0, 2, 4, 8}};
+    static unsigned char list[3 * RFT_WANT_ENTRY_BYTES];
+    uint32_t count = draw(seed, 4);
+    for (uint32_t i = 0; i < count; i++) {
+        const rft_want_rows *one = &rows[draw(seed, 6)];
+        unsigned char *entry = list + (size_t)i * RFT_WANT_ENTRY_BYTES;
+        rft_put_u32(entry, one->tensor);
+        rft_put_u64(entry + 4, one->offset);
+        rft_put_u64(entry + 12, one->count);
+        rft_put_u64(entry + 20, one->stride);
+        rft_put_u64(entry + 28, one->bytes);
+    }
+    return (rft_view){list, (size_t)count * RFT_WANT_ENTRY_BYTES};
+}
+
 static void fill(protocol_bench *bench, uint32_t *seed, rft_message *message)
 {
     switch (message->kind) {
@@ -234,6 +258,10 @@ static void fill(protocol_bench *bench, uint32_t *seed, rft_message *message)
     case RFT_TAKEN:
         message->as.taken.version = draw_version(bench, seed);
         message->as.taken.sequence = 1 + draw(seed, 3);
+        break;
+    case RFT_WANT:
+        message->as.want.manifest = bench->store->manifest->digest;
+        message->as.want.rows = draw_rows(seed);
         break;
     case RFT_SEAL: fill_seal(bench, seed, message); break;
     case RFT_STAGED:

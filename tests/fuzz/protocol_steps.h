@@ -16,6 +16,7 @@
 /* The second. */
 #define SET_ZSTD       0x01u
 #define SET_ALL_JOINED 0x02u /* before the first step */
+#define SET_PARTS      0x04u /* two workers select parts of versions */
 #define SET_STAGED     0x10u /* with two slots: no wait for workers to apply */
 #define SET_BEHIND(n)  ((n) << 5)
 

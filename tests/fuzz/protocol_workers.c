@@ -34,6 +34,17 @@ void bench_worker_moved(protocol_bench *bench, uint32_t at, uint32_t by)
     law_worker_moved(bench, at, by);
 }
 
+/* Some of a tensor, or two whole ones. */
+static const rft_selection *part_of(uint32_t at)
+{
+    static refit_selection rows[] = {
+        {.size = sizeof(refit_selection), .name = "first", .rank = 1, .first = {8}, .shape = {24}}};
+    static refit_selection whole[] = {{.size = sizeof(refit_selection), .name = "second"},
+                                      {.size = sizeof(refit_selection), .name = "thi*"}};
+    static const rft_selection selections[] = {{rows, 1, NULL}, {whole, 2, NULL}};
+    return &selections[at];
+}
+
 void bench_worker_opens(protocol_bench *bench, uint32_t at)
 {
     bench_worker *worker = &bench->workers[at];
@@ -47,6 +58,7 @@ void bench_worker_opens(protocol_bench *bench, uint32_t at)
     worker->may_end = !bench_key_counts(bench, at);
     rft_session_init(&worker->session, &bench->config, &worker->identity, &worker->mailbox,
                      bench->now);
+    if (bench->parts && at < 2) rft_session_select(&worker->session, part_of(at), bench->now);
     worker->before = worker->session.report.state;
 }
 

@@ -66,7 +66,8 @@ static void close_bench(frames_bench *bench)
 static rft_encoded encode(frames_bench *bench, uint32_t sequence, rft_coding coding)
 {
     rft_encoded frame;
-    assert_ok(rft_frames_encode(bench->frames, bench->store, sequence, coding, 0, &frame, NULL));
+    assert_ok(
+        rft_frames_encode(bench->frames, bench->store, sequence, coding, NULL, 0, &frame, NULL));
     return frame;
 }
 
@@ -201,8 +202,8 @@ TEST(frames_that_are_wanted_next_are_made_along)
         for (uint32_t i = 0; i < helped.store->manifest->frame_count; i++) {
             rft_encoded one = encode(&alone, i, RFT_CODING_SPARSE), other;
             uint64_t requests = rft_alloc_count();
-            assert_ok(rft_frames_encode(helped.frames, helped.store, i, RFT_CODING_SPARSE, ready,
-                                        &other, NULL));
+            assert_ok(rft_frames_encode(helped.frames, helped.store, i, RFT_CODING_SPARSE, NULL,
+                                        ready, &other, NULL));
             if (i > 0) assert_int_equal(rft_alloc_count(), requests); /* made with the first */
             assert_int_equal(one.message.count, other.message.count);
             assert_memory_equal(one.message.data, other.message.data, one.message.count);
@@ -260,8 +261,8 @@ TEST(failed_allocations_are_errors_and_leave_nothing)
         failing_alloc_begin(opening + nth);
         open_bench(&bench);
         commit_near(bench.store, 4);
-        refit_status status =
-            rft_frames_encode(bench.frames, bench.store, 0, RFT_CODING_SPARSE, 0, &frame, NULL);
+        refit_status status = rft_frames_encode(bench.frames, bench.store, 0, RFT_CODING_SPARSE,
+                                                NULL, 0, &frame, NULL);
         bool failed = failing_alloc_stop();
         (void)encode(&bench, 0, RFT_CODING_SPARSE);
         close_bench(&bench);

@@ -31,7 +31,7 @@ static void close_bench(pool *bench)
 static rft_image *take_owned(pool *bench)
 {
     rft_image *image = NULL;
-    assert_ok(rft_images_take_private(&bench->images, bench->catalog, &image, NULL));
+    assert_ok(rft_images_take_private(&bench->images, bench->catalog, NULL, &image, NULL));
     assert_int_equal(image->uses, RFT_IMAGE_STAGED);
     return image;
 }
@@ -45,7 +45,7 @@ TEST(there_are_two_private_images_and_no_third)
     assert_ptr_not_equal(first->bytes, second->bytes);
     assert_int_equal((uintptr_t)first->bytes % 4096, 0);
     memset(rft_image_writable(first), 1, bench.sample.manifest->store_bytes);
-    assert_int_equal(rft_images_take_private(&bench.images, bench.catalog, &third, NULL),
+    assert_int_equal(rft_images_take_private(&bench.images, bench.catalog, NULL, &third, NULL),
                      REFIT_ERR_BUSY);
     assert_null(third);
     const unsigned char *bytes = first->bytes;
@@ -67,7 +67,7 @@ TEST(an_image_is_free_when_its_last_use_is_dropped)
     rft_image_drop_use(image, RFT_IMAGE_STAGED);
     rft_image_drop_use(image, RFT_IMAGE_BASE);
     rft_image_drop_use(image, RFT_IMAGE_BASE);
-    assert_int_equal(rft_images_take_private(&bench.images, bench.catalog, &other, NULL),
+    assert_int_equal(rft_images_take_private(&bench.images, bench.catalog, NULL, &other, NULL),
                      REFIT_ERR_BUSY);
     rft_image_drop_use(image, RFT_IMAGE_LENT);
     rft_image_drop_use(NULL, RFT_IMAGE_LENT);

@@ -85,11 +85,11 @@ TEST(a_version_beyond_what_is_free_is_not_received)
     rft_catalog *catalog;
     assert_ok(rft_catalog_open(make_manifest(), &catalog, NULL));
     free_bytes = catalog->manifest->store_bytes - 1;
-    assert_refused(rft_images_take_private(&images, catalog, &image, error), REFIT_ERR_HOST_MEMORY,
+    assert_refused(rft_images_take_private(&images, catalog, NULL, &image, error), REFIT_ERR_HOST_MEMORY,
                    "raise the limit of the container");
     assert_null(image);
     free_bytes++;
-    assert_ok(rft_images_take_private(&images, catalog, &image, NULL));
+    assert_ok(rft_images_take_private(&images, catalog, NULL, &image, NULL));
     rft_images_close(&images);
     rft_catalog_release(catalog);
 }

@@ -147,6 +147,7 @@ void server_bench_join(server_bench *bench, unsigned worker, bool shm)
     message.as.join.epoch = SERVER_EPOCH;
     message.as.join.shm = shm;
     message.as.join.proof = SERVER_PROOF;
+    message.as.join.selects = bench->selects;
     server_bench_hello(bench, worker);
     server_bench_say(bench, worker, message);
 }

@@ -24,6 +24,7 @@ typedef struct server_bench {
     rft_retire_list retired;
     rft_store *store;
     const sample_version *sample; /* the last one written */
+    bool selects;                 /* those that join want a part of each version */
     const char *place;            /* where those that say hello share images; NULL: nowhere */
     int64_t now;
     server_told told[SERVER_TOLD];

@@ -256,8 +256,8 @@ TEST(limits_hold_both_ways)
         rft_message large = sample_large(kind);
         rft_bytes encoded = sample_encode(&large);
         rft_limits narrow = wide;
-        bool grows =
-            kind == RFT_MANIFEST || kind == RFT_SEAL || kind == RFT_LEND || kind == RFT_PIECES;
+        bool grows = kind == RFT_MANIFEST || kind == RFT_SEAL || kind == RFT_LEND ||
+                     kind == RFT_PIECES || kind == RFT_WANT || kind == RFT_OFFER;
         *(grows ? &narrow.manifest_bytes : &narrow.message_bytes) = encoded.count - 1;
         check_limit(&large, &narrow);
         rft_bytes_close(&encoded);

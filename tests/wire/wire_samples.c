@@ -88,6 +88,7 @@ static const field FIELDS[] = {
     NUMBER(WELCOME, welcome.version, 0, UINT64_MAX),
     NAME(WELCOME, welcome.probe, 0),
     VIEW(WELCOME, welcome.share, 0, RFT_SHARE_BYTES, many_bytes),
+    NUMBER(WELCOME, welcome.parts, 0, 1),
 
     NUMBER(JOIN, join.epoch, 1, UINT64_MAX),
     NUMBER(JOIN, join.shm, 0, 1),
@@ -95,6 +96,7 @@ static const field FIELDS[] = {
     TEXT(JOIN, join.reason),
     NUMBER(JOIN, join.gpu, 0, 1),
     NUMBER(JOIN, join.pieces, 0, 1),
+    NUMBER(JOIN, join.selects, 0, 1),
 
     NUMBER(REFUSE, refuse.code, 1, UINT32_MAX),
     NUMBER(REFUSE, refuse.final, 0, 1),
@@ -116,6 +118,11 @@ static const field FIELDS[] = {
     NUMBER(OFFER, offer.lent, 0, 1),
     NUMBER(OFFER, offer.share, 0, 1),
     NUMBER(OFFER, offer.neighbor, 0, 1),
+    NUMBER(OFFER, offer.whole, 0, 1),
+    VIEW(OFFER, offer.want, 0, 3 * RFT_WANT_ENTRY_BYTES, many_bytes),
+
+    DIGEST(WANT, want.manifest, 5),
+    VIEW(WANT, want.rows, 0, 3 * RFT_WANT_ENTRY_BYTES, many_bytes),
 
     NUMBER(PULL, pull.version, 1, UINT64_MAX),
     NUMBER(PULL, pull.credits, 1, WINDOW),

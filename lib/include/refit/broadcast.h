@@ -423,6 +423,37 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_subscriber_use_device(refit_subscr
                                                                     refit_device *device,
                                                                     refit_error *error);
 
+#define REFIT_TO_THE_END UINT64_MAX
+
+/* A part of each version that a worker takes. */
+typedef struct refit_selection {
+    size_t size;                    /* sizeof(refit_selection), set by the caller */
+    const char *name;               /* of a tensor; with '*' at its end, of all that begin so */
+    uint32_t rank;                  /* dimensions that follow: those after them are whole */
+    uint64_t first[REFIT_RANK_MAX]; /* the first index in each */
+    uint64_t shape[REFIT_RANK_MAX]; /* how many from there, not 0; or REFIT_TO_THE_END */
+} refit_selection;
+
+/*
+ * Takes only these parts of each version from now on: where versions come over a socket nothing
+ * else is sent, as an engine needs that has some layers, some experts or a slice of each tensor.
+ * Several entries may name one tensor; where they meet, all of it is taken. Tensors that are not
+ * selected are REFIT_ERR_NOT_FOUND for the calls of an update, and so is a whole tensor of which a
+ * part is selected for those that copy or write it; refit_update_tensor gives its memory, of which
+ * the selected part alone has its bytes. Digests of the trainer's are compared for tensors that are
+ * selected whole; parts have those of the frames that they came in. A name that the trainer does
+ * not have is told in the log; a part that is not within its tensor refuses the version. Once, and
+ * before the first update: a trainer is joined once more. Does not block.
+ *
+ * Errors:
+ * - REFIT_ERR_INVALID: an entry without a name, or an empty one
+ * - REFIT_ERR_STATE: a selection was made already
+ * - REFIT_ERR_HOST_MEMORY
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_subscriber_select(refit_subscriber *subscriber,
+                                                                const refit_selection *list,
+                                                                uint32_t count, refit_error *error);
+
 /*
  * Waits for the next committed version and gives it as an update that the caller closes; one update
  * is open at a time. A version that was not taken before the trainer was lost is withdrawn: a

@@ -286,7 +286,7 @@ static bool open_liar(liar *the, const attack *what, bool is_evicted)
         snprintf(the->name, sizeof the->name, "%s", own);
     bool shares = what->manner == LIAR_SHARES || what->manner == LIAR_ANYTHING;
     if (shares) rft_segment_place(the->place);
-    if (shares) (void)rft_segment_create_growing(&the->image, LIAR_IMAGE_BYTES, NULL);
+    if (shares) (void)rft_segment_create_growing(&the->image, LIAR_IMAGE_BYTES, 0, NULL);
     if (actor_configure(part, false, &the->config, NULL) != REFIT_OK) return false;
     the->limits = rft_limits_from(&the->config);
     if (part->smith != NULL) key_fixture_equip_worker(part->smith, own, &the->config);

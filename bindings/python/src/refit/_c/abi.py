@@ -149,6 +149,7 @@ REFIT_PART_NEW: Final = 2
 REFIT_CONFIG_ORIGINS: Final = 96
 REFIT_RANK_MAX: Final = 8
 REFIT_NO_ALIAS: Final = 4294967295
+REFIT_TO_THE_END: Final = 18446744073709551615
 REFIT_BOX_RANK_MAX: Final = 4
 REFIT_GROUPS: Final = 64
 REFIT_VERSION_MAJOR: Final = 0
@@ -432,6 +433,17 @@ class refit_worker_info(Structure):
         ("committed", c_uint8),
         ("status", c_int),
         ("reason", c_char * 160),
+    ]
+
+
+class refit_selection(Structure):
+    __slots__ = ()
+    _fields_ = [
+        ("size", c_size_t),
+        ("name", c_char_p),
+        ("rank", c_uint32),
+        ("first", c_uint64 * 8),
+        ("shape", c_uint64 * 8),
     ]
 
 
@@ -927,6 +939,12 @@ PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
     "refit_subscriber_use_device": (c_int, [
         c_void_p,
         c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_subscriber_select": (c_int, [
+        c_void_p,
+        POINTER(refit_selection),
+        c_uint32,
         POINTER(refit_error),
     ]),
     "refit_subscriber_next": (c_int, [
