@@ -2,8 +2,9 @@
 
 The trainer shares no memory with its workers, as if it were on another host, and sends through TCP.
 The workers are all on one host, where one of them receives for all, or each is on a host of its
-own, which is what ``broadcast.host_image: off`` amounts to. Both ways take turns, one round after
-another, each with a publisher and processes of its own.
+own, which is what ``broadcast.host_image: off`` amounts to; there each takes all of a version, or
+its share: so many rows of each tensor. All ways take turns, one round after another, each with a
+publisher and processes of its own.
 """
 
 import logging
@@ -21,9 +22,24 @@ from refit.weights.publisher import Publisher
 from refit.weights.subscriber import Subscriber
 
 PARAMETERS = 0.06e9
-PLACES = (("one host", "auto"), ("a host each", "off"))
+PLACES = (("one host", "auto", False), ("a host each", "off", False), ("a share each", "off", True))
+"""What it is called, broadcast.host_image, and whether a worker takes its share alone."""
 PAGE_ELEMENTS = 2048
 """Of bf16 in a page."""
+
+
+_Share = dict[str, tuple[slice, ...]]
+
+
+def _shares(weights: Weights, count: int) -> list[_Share]:
+    """Rows of each tensor for so many workers."""
+    return [
+        {
+            name: (slice(len(it) * number // count, len(it) * (number + 1) // count),)
+            for name, it in weights.items()
+        }
+        for number in range(count)
+    ]
 
 
 def measure(parameters: float, rounds: int, counts: tuple[int, ...]) -> dict[str, Any]:
@@ -49,8 +65,8 @@ def _rows(count: int, weights: Weights, rounds: int, one: Series | None) -> list
     nbytes = sum(it.nbytes for it in weights.values())
     with ExitStack() as stack:
         found = [
-            (place, _Group(stack, count, host_image))
-            for place, host_image in PLACES
+            (place, _Group(stack, count, host_image, _shares(weights, count) if shares else None))
+            for place, host_image, shares in PLACES
             if count > 1 or host_image == "auto"
         ]
         for _place, group in found:  # once all are there: they share the pages of libraries
@@ -62,7 +78,7 @@ def _rows(count: int, weights: Weights, rounds: int, one: Series | None) -> list
         return [
             {
                 "workers": count,
-                "hosts": count if place == "a host each" else 1,
+                "hosts": 1 if place == "one host" else count,
                 "way": f"{count}, {place}",
                 **group.series.figures(),
                 **group.series.cold_figure(),
@@ -78,13 +94,15 @@ def _rows(count: int, weights: Weights, rounds: int, one: Series | None) -> list
 class _Group:
     """A publisher and so many workers, which end with ``stack``."""
 
-    def __init__(self, stack: ExitStack, count: int, host_image: str) -> None:
+    def __init__(
+        self, stack: ExitStack, count: int, host_image: str, shares: list[_Share] | None
+    ) -> None:
         self.series = Series()
         self._processes = stack.enter_context(WorkerProcesses(count))
         self._publisher = stack.enter_context(
             Publisher("tcp://127.0.0.1:*", broadcast_shm="off", broadcast_delta="never")
         )
-        self._processes.begin(count, _take, self._publisher.endpoint, host_image)
+        self._processes.begin(count, _take, self._publisher.endpoint, host_image, shares)
         self._publisher.wait_workers(count, TIMEOUT_S)
         stack.callback(self._processes.end, count)
         stack.callback(self._publisher.close, end=True)
@@ -118,19 +136,20 @@ class _Group:
         return total
 
 
-def _take(number: int, endpoint: str, host_image: str) -> None:
-    """A worker that reads each version, all of it, where it lies."""
+def _take(number: int, endpoint: str, host_image: str, shares: list[_Share] | None) -> None:
+    """A worker that reads each version, all that it takes of it, where it lies."""
     logging.getLogger("refit").setLevel(logging.ERROR)
     with Subscriber(
         endpoint,
         worker=f"bench {number}",
         broadcast_host_image=host_image,
         broadcast_delta="never",
+        parts=None if shares is None else shares[number],
     ) as subscriber:
         while True:
             try:
                 with subscriber.next(TIMEOUT_S) as update:
                     for it in dict(update.tensors()).values():
-                        it.view(-1)[::PAGE_ELEMENTS].sum()
+                        it.reshape(-1)[::PAGE_ELEMENTS].sum()
             except (CancelledError, ClosedError, DeadlineError):
                 return

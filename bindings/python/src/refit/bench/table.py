@@ -175,8 +175,8 @@ def scale(result: Result) -> str:
         "weights\n\n"
     )
     heads = (
-        "workers", "hosts", "publish takes", "p95", "first version", "over one worker", "sent",
-        "memory",
+        "workers", "hosts", "each takes", "publish takes", "p95", "first version",
+        "over one worker", "sent", "memory",
     )  # fmt: skip
     return head + table(heads, (_scale_row(row) for row in result["ways"]))
 
@@ -185,6 +185,7 @@ def _scale_row(row: Result) -> list[str]:
     return [
         str(row["workers"]),
         str(row["hosts"]),
+        "its share" if "share" in row["way"] else "all",
         _seconds(row["seconds_median"]),
         _seconds(row["seconds_p95"]),
         _seconds(row["cold_seconds"]),

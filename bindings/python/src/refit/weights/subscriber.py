@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +59,18 @@ class SubscriberInfo:
     """ "connecting", "joining", "current", "staging", "staged" or "applying"."""
 
 
+Parts = Mapping[str, Sequence[slice] | None] | Iterable[str]
+"""Names of tensors, and slices of their first dimensions."""
+
+
+def _extent(name: str, one: slice) -> tuple[int, int]:
+    """The first index, and how many."""
+    start, stop = one.start or 0, one.stop
+    if one.step not in (None, 1) or start < 0 or (stop is not None and stop <= start):
+        raise InvalidError(f"{name}: {one} is not a range of indexes, from 0, with step 1")
+    return start, abi.REFIT_TO_THE_END if stop is None else stop - start
+
+
 class Subscriber(Handle):
     """Subscribes at ``endpoint`` (None: broadcast.endpoint of the configuration).
 
@@ -72,6 +84,11 @@ class Subscriber(Handle):
     ClosedError, for good. A trainer that ends the training does so at once (``Publisher.close``). A
     trainer that is there is heard, however long it trains; give more than one takes to start, and
     more than broadcast.heartbeat_timeout_ms (5 s). None: no limit.
+    ``parts``: take these of each version alone, and have nothing else sent: names of tensors, or a
+    mapping from names to slices of their first dimensions (None: the whole tensor), such as
+    ``{"lm_head.weight": (slice(0, 1000),), "model.layers.3.*": None}``. A name that ends with ``*``
+    stands for all that begin so. An update then has these tensors alone, and of a tensor its part:
+    ``update["lm_head.weight"].shape`` is (1000, …). See refit_subscriber_select.
     ``device`` is the GPU that the engine is on, to read the weights of a trainer there where they
     lie. "auto": PyTorch's current one, once the process uses CUDA; None: none; or what
     ``use_device`` takes. ``config`` and ``overrides``: as of ``Publisher``. Starts a service thread
@@ -90,6 +107,7 @@ class Subscriber(Handle):
         timeout: float | None = None,
         idle_timeout: float | None = None,
         device: Any = "auto",
+        parts: Parts | None = None,
         **overrides: Any,
     ) -> None:
         self._call_lock = CallLock("Subscriber")
@@ -113,10 +131,29 @@ class Subscriber(Handle):
         self._open(lib.refit_subscriber_open, text, settled._as_c)
         self._asked_device = None if settled["broadcast.gpu"] == "off" else device
         try:
+            if parts is not None:
+                self._select(parts)
             self._find_device(current_cuda(is_chosen=True))
         except BaseException:
             self.close()
             raise
+
+    def _select(self, parts: Parts) -> None:
+        chosen = parts if isinstance(parts, Mapping) else dict.fromkeys(parts)
+        raw = (abi.refit_selection * len(chosen))()
+        for one, (name, slices) in zip(raw, chosen.items(), strict=True):
+            one.size, one.name = ctypes.sizeof(one), encoded(name, "the name of a part")
+            if slices is None:
+                continue
+            if name.endswith("*"):
+                raise InvalidError(f"{name} stands for several tensors: slices are of one")
+            if len(slices) > len(one.shape):
+                raise InvalidError(f"{name} has at most {len(one.shape)} dimensions")
+            one.rank = len(slices)
+            for index, it in enumerate(slices):
+                one.first[index], one.shape[index] = _extent(name, it)
+            self._current.parts[name] = tuple(slices)
+        call(lib.refit_subscriber_select, self._live, raw, len(raw))
 
     def _find_device(self, auto: str | None) -> None:
         """Uses the device that was asked for, once it is known: ``auto`` for "auto"."""

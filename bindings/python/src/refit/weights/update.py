@@ -68,6 +68,8 @@ class Current:
     def __init__(self) -> None:
         self.serial = 0
         self.bound: Bound | None = None
+        self.parts: dict[str, tuple[slice, ...]] = {}
+        """What of a tensor was selected."""
         self.fit: load.Fit | None = None
         """The last ``load_into`` that was one call of the C library."""
         self._known: tuple[bytes, dict[str, Entry]] = b"", {}
@@ -80,7 +82,11 @@ class Current:
         if digest != self._known[0]:
             count = lib.refit_update_count(update)
             tensor = partial(call, lib.refit_update_tensor, update)
-            self._known = digest, entries_of(count, lambda index, raw: tensor(index, raw, None))
+            entries = entries_of(count, lambda index, raw: tensor(index, raw, None))
+            for name, part in self.parts.items():
+                if name in entries:
+                    entries[name] = entries[name].cut(part)
+            self._known = digest, entries
         return self._known[1]
 
 
@@ -124,7 +130,8 @@ class Update(Handle):
         self._version = int(lib.refit_update_version(pointer))
         self._streamed = bool(lib.refit_update_is_streamed(pointer))
         self._entries = current.entries_of(pointer)
-        self._places = (ctypes.c_void_p * (0 if self._streamed else len(self._entries)))()
+        count = 0 if self._streamed else lib.refit_update_count(pointer)
+        self._places = (ctypes.c_void_p * count)()
         if not self._streamed:
             call(lib.refit_update_places, pointer, self._places, len(self._places))
 
@@ -397,7 +404,8 @@ class Update(Handle):
         """What goes to the engine's GPU as it is, as C takes it, and the rest."""
         targets, rest = bytearray(), []
         for view, place in plan.copies:
-            alike = place.dtype.name == view.dtype and place.layout is None
+            whole = self._entries[view.name].part is None
+            alike = whole and place.dtype.name == view.dtype and place.layout is None
             if alike and place.device == self._engine >= 0:
                 number = self._entries[view.name].number
                 targets += _TARGET.pack(number, place.pointer, place.nbytes, 0)

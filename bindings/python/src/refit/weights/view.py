@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from refit._c import abi, dtypes
 from refit._c.library import call, lib
-from refit.errors import InvalidError, UnsupportedError
+from refit.errors import InvalidError, NotFoundError, UnsupportedError
 from refit.weights import buffers
 
 if TYPE_CHECKING:
@@ -34,6 +34,16 @@ class Entry(NamedTuple):
     number: int
     """By which the C library knows it."""
     alias_of: str | None
+    part: tuple[slice, ...] | None = None
+    """What a worker selected of it, by its first dimensions; ``shape`` is that of the part."""
+    whole: tuple[int, ...] = ()
+    """The shape of all of it, where there is a part."""
+
+    def cut(self, part: tuple[slice, ...]) -> "Entry":
+        """The same, of which a worker selected a part."""
+        sliced = [len(range(length)[one]) for length, one in zip(self.shape, part, strict=False)]
+        shape = (*sliced, *self.shape[len(sliced) :])
+        return self._replace(part=part, shape=shape, whole=self.shape)
 
 
 def entries_of(count: int, tensor: Callable[[int, Any], None]) -> dict[str, Entry]:
@@ -43,12 +53,15 @@ def entries_of(count: int, tensor: Callable[[int, Any], None]) -> dict[str, Entr
     entries: dict[str, Entry] = {}
     ties: list[tuple[str, int]] = []
     for index in range(count):
-        tensor(index, ctypes.byref(raw))
+        try:
+            tensor(index, ctypes.byref(raw))
+        except NotFoundError:  # not among what a worker selected
+            continue
         name, shape = raw.name.decode(), tuple(raw.shape[: raw.rank])
         entries[name] = Entry(dtypes.by_number(raw.dtype), shape, index, None)
         if raw.alias_of != abi.REFIT_NO_ALIAS:
             ties.append((name, raw.alias_of))
-    names = tuple(entries)
+    names = {one.number: name for name, one in entries.items()}
     for name, original in ties:  # last, since it may be tied to one that comes after it
         entries[name] = entries[name]._replace(alias_of=names[original])
     return entries
@@ -136,6 +149,8 @@ def same_bytes(a: "View", b: "View") -> bool:
     where they are tied."""
     if a.dtype != b.dtype or a.nbytes != b.nbytes:
         return False
+    if a._entry.part is not None or b._entry.part is not None:
+        return (a.alias_of or a.name) == (b.alias_of or b.name) and a._entry.part == b._entry.part
     one, other = a._pointer, b._pointer
     if not (one and other):
         return a.nbytes == 0 or (a.alias_of or a.name) == (b.alias_of or b.name)
@@ -187,7 +202,9 @@ class View:
 
     @property
     def bytes(self) -> memoryview:
-        """Its bytes, read-only. UnsupportedError for a GPU's memory; StateError."""
+        """Its bytes, read-only. UnsupportedError for a GPU's memory, and for a part of a tensor;
+        StateError."""
+        self._refuse_part("plain bytes")
         return memoryview(self._memory("bytes")).cast("B").toreadonly()
 
     def numpy(self, *, bits: bool = False) -> "ndarray[Any, Any]":
@@ -201,7 +218,8 @@ class View:
 
         dtype = dtypes.to_numpy(self._entry.dtype, bits=bits)
         memory = memoryview(self._memory("a NumPy array")).toreadonly()
-        return numpy.frombuffer(memory, dtype).reshape(self.shape)
+        array: ndarray[Any, Any] = numpy.frombuffer(memory, dtype).reshape(self._whole)
+        return array if self._entry.part is None else array[self._entry.part]
 
     def on_host(self) -> "ndarray[Any, Any]":
         """``numpy()``, of a copy where the bytes are a GPU's. Raises what that and ``torch()``
@@ -212,7 +230,7 @@ class View:
         import torch
 
         dtype = dtypes.to_numpy(self._entry.dtype)
-        raw = self.torch().reshape(-1).view(torch.uint8).cpu().numpy()
+        raw = self.torch().contiguous().reshape(-1).view(torch.uint8).cpu().numpy()
         return numpy.frombuffer(raw, dtype).reshape(self.shape)
 
     def torch(self) -> "Tensor":
@@ -236,10 +254,14 @@ class View:
         if self.nbytes == 0:
             return self.empty()
         if self._owner._cuda < 0:
-            made = torch.frombuffer(self._memory("a tensor"), dtype=dtype).view(shape)
+            made = torch.frombuffer(self._memory("a tensor"), dtype=dtype)
         else:
-            raw = CudaBytes(self._pointer, self.nbytes, self._owner)
-            made = torch.as_tensor(raw, device=place).view(dtype).view(shape)
+            raw = CudaBytes(self._pointer, self._whole_bytes, self._owner)
+            made = torch.as_tensor(raw, device=place).view(dtype)
+        if self._entry.part is None:
+            made = made.view(shape)
+        else:
+            made = made.view(self._whole)[self._entry.part]
         self._owner._remember(made)
         return made
 
@@ -251,9 +273,24 @@ class View:
         dtype, shape, place = self._as_in_torch()
         return torch.empty(shape, dtype=dtype, device=place)
 
+    @property
+    def _whole(self) -> tuple[int, ...]:
+        return self.shape if self._entry.part is None else self._entry.whole
+
+    @property
+    def _whole_bytes(self) -> int:
+        return self._entry.dtype.nbytes(self._whole)
+
+    def _refuse_part(self, what: str) -> None:
+        if self._entry.part is not None:
+            raise UnsupportedError(
+                f"{self.name} is a part of a tensor and cannot be {what}: take .torch() or .numpy()"
+            )
+
     def _as_in_torch(self) -> tuple[Any, tuple[int, ...], str]:
         shape = self.shape
         if self._entry.dtype.pack > 1:
+            self._refuse_part("a tensor of packed elements")
             shape = (*shape[:-1], shape[-1] // self._entry.dtype.pack)
         place = "cpu" if self._owner._cuda < 0 else f"cuda:{self._owner._cuda}"
         return dtypes.to_torch(self._entry.dtype), shape, place
@@ -289,6 +326,7 @@ class View:
         """
         if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
             raise BufferError("a view shows memory where it is: copy it with the library it is for")
+        self._refuse_part("DLPack's")
         self._owner._lend()
         dtype, pointer, owner = self._entry.dtype, self._pointer, self._owner
         if owner._cuda >= 0:
@@ -309,7 +347,7 @@ class View:
                 f"{self.name} lies in a GPU's memory and cannot be {what}: take .torch() or DLPack"
             )
         self._owner._lend()
-        memory: Any = (ctypes.c_char * self.nbytes).from_address(self._pointer)
+        memory: Any = (ctypes.c_char * self._whole_bytes).from_address(self._pointer)
         memory._owner = self._owner  # what reads the memory holds the update,
         memory._lifetime = self._owner._keep()  # and its memory, which the update's end does not
         return memory
