@@ -281,7 +281,10 @@ refit_status rft_segment_create_partial(rft_segment *segment, uint64_t bytes, ui
                   "%" PRIu64 " bytes of host memory for a version could not be had: %" PRIu64
                   " are free by %s; make room, or raise the limit of the container",
                   written, room.free_bytes, source_of(&room));
-    return create_private(segment, bytes, 0, error);
+    RFT_TRY(create_private(segment, bytes, 0, error));
+    /* A huge page would be taken for a few bytes of it. */
+    if (written < bytes) (void)madvise(segment->memory, segment->bytes, MADV_NOHUGEPAGE);
+    return REFIT_OK;
 }
 
 refit_status rft_segment_create_private(rft_segment *segment, uint64_t bytes, refit_error *error)
