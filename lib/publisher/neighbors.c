@@ -26,8 +26,9 @@ static bool is_receiving(const rft_peer *peer, uint64_t version)
 static bool may_map(const rft_peer *peer, uint64_t version)
 {
     bool fetches = is_offered(peer, version) && peer->task.path == REFIT_PATH_SOCKET;
-    return !peer->shm && !peer->gpu && !fetches && peer->held.version != version &&
-           peer->alone != version && peer->failed_version != version;
+    return !peer->shm && !peer->gpu && !fetches && peer->unfit == REFIT_OK &&
+           peer->held.version != version && peer->alone != version &&
+           peer->failed_version != version;
 }
 
 /* It wants a part, has not said which, and was asked a moment ago. */

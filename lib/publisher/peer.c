@@ -51,6 +51,7 @@ void rft_peer_set_want(rft_want **place, rft_want *want)
 
 void rft_peer_drop_wants(rft_peer *peer)
 {
+    peer->unfit = REFIT_OK;
     rft_peer_set_want(&peer->want, NULL);
     rft_peer_set_want(&peer->sent, NULL);
     rft_peer_set_want(&peer->base, NULL);

@@ -82,6 +82,9 @@ typedef struct rft_peer {
     bool selects;      /* it wants a part of each version */
     rft_want
         *want; /* acquired; which part, of the store's manifest; NULL: not told so far, or all */
+    refit_status unfit; /* what it selects cannot be had of the manifest; REFIT_OK: nothing is known
+                           of that */
+    char unfit_reason[160];
     rft_want *sent;  /* acquired; the part that its task's version comes in; NULL: all of it */
     rft_want *base;  /* acquired; the part that the version held is there in */
     rft_bytes have;  /* frames of its task that it has had from another worker, as PULL says them */

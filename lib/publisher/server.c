@@ -629,6 +629,7 @@ static void answer_want(rft_server *server, rft_peer *peer, const rft_message *m
         return;
     }
     rft_peer_set_want(&peer->want, want);
+    peer->unfit = REFIT_OK;
     server->regroup = true;
     if (peer->task.stage == RFT_STAGE_NONE) rft_server_offer(server, peer, now);
 }
@@ -726,7 +727,8 @@ static void answer_resend(rft_server *server, rft_peer *peer, const rft_message 
             return;
         }
         task->resent++;
-        bool room = task->resend_count < resend_room(peer) && is_ready(server->store, sequence);
+        bool room = task->resend_count < resend_room(peer) && is_ready(server->store, sequence) &&
+                    rft_want_frame(peer->sent, sequence) != RFT_WANT_NONE;
         if (room) task->resend[task->resend_count++] = sequence;
     }
 }
@@ -830,8 +832,8 @@ static void answer_committed(rft_server *server, rft_peer *peer, const rft_messa
         return;
     }
     peer->held = held;
-    rft_peer_set_want(&peer->base, rft_want_acquire(peer->sent));
     if (is_task(peer, held.version)) {
+        rft_peer_set_want(&peer->base, rft_want_acquire(peer->sent));
         end_sharing(server, peer);
         peer->task = (rft_task){0};
     }
@@ -939,6 +941,11 @@ static void answer_failed(rft_server *server, rft_peer *peer, const rft_message 
         server->regroup |= rft_neighbors_withdraw(peer);
     if (!current && version != 0) return;
     rft_view_print(message->as.failed.reason, reason, sizeof reason);
+    if (version == 0 && peer->selects && peer->want == NULL) {
+        peer->unfit = code;
+        rft_text_say(peer->unfit_reason, sizeof peer->unfit_reason, "%s", reason);
+        server->regroup = true;
+    }
     if (current && peer->task.path == REFIT_PATH_NEIGHBOR &&
         peer->task.stage == RFT_STAGE_OFFERED) {
         rft_log(REFIT_LOG_WARNING, "worker %s receives version %" PRIu64 " for itself: %s",

@@ -101,6 +101,9 @@ void rft_transaction_begin(rft_server *server, int64_t now)
         peer->due = 0;
         transaction->members += peer->member;
         if (peer->subscribed) rft_server_offer(server, peer, now);
+        /* It was told so of an earlier version, or of none. */
+        if (peer->unfit != REFIT_OK)
+            rft_transaction_blame(server, peer, peer->unfit, peer->unfit_reason);
     }
 }
 

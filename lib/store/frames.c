@@ -31,9 +31,12 @@
 /* A buffer may be so many times too large, and a little more. */
 #define ROOM_MOST  4u
 #define ROOM_SPARE 4096u
+/* Frames that are kept of a part. */
+#define PART_FRAMES 16u
 
 typedef struct frame_entry {
-    uint64_t version;       /* 0: empty */
+    uint64_t version; /* 0: empty */
+    uint32_t sequence;
     const rft_buffer *slot; /* whose bytes were encoded */
     rft_bytes message;      /* FRAME without its payload */
     rft_view payload;
@@ -50,10 +53,13 @@ typedef struct frame_coder {
     rft_frames_counts counts;
 } frame_coder;
 
-/* The frames of one want, by coding; made when they are first needed. */
+/* The frames of one want, by coding; made when they are first needed. Those of parts are gathered,
+ * whatever their coding, so that few of them are kept: one host takes a part, as a rule, and a
+ * frame that it asks for again can be made again. */
 typedef struct frame_table {
     rft_want *want;                    /* acquired; NULL: everything */
-    frame_entry *entries[RFT_CODINGS]; /* per frame; NULL: none was needed */
+    uint32_t count;                    /* of entries: frame i is the one at i modulo this */
+    frame_entry *entries[RFT_CODINGS]; /* NULL: none was needed */
     struct frame_table *next;
 } frame_table;
 
@@ -95,8 +101,9 @@ static refit_status table_prepare(const rft_frames *frames, frame_table *table, 
                                   refit_error *error)
 {
     if (table->entries[coding] != NULL) return REFIT_OK;
-    table->entries[coding] =
-        rft_calloc((size_t)frames->manifest->frame_count + 1, sizeof *table->entries[coding]);
+    uint32_t count = frames->manifest->frame_count;
+    table->count = table->want == NULL || count < PART_FRAMES ? count + 1 : PART_FRAMES;
+    table->entries[coding] = rft_calloc(table->count, sizeof *table->entries[coding]);
     RFT_REFUSE_IF(table->entries[coding] == NULL, error, REFIT_ERR_HOST_MEMORY,
                   "no memory for frames");
     return REFIT_OK;
@@ -123,19 +130,19 @@ refit_status rft_frames_open(const rft_manifest *manifest, const refit_config *c
     return REFIT_OK;
 }
 
-static void entries_close(rft_frames *frames, frame_entry *entries, rft_retire_list *retired)
+static void entries_close(frame_entry *entries, uint32_t count, rft_retire_list *retired)
 {
-    for (uint32_t i = 0; entries != NULL && i < frames->manifest->frame_count; i++) {
+    for (uint32_t i = 0; entries != NULL && i < count; i++) {
         rft_retire_list_put(retired, entries[i].gathered);
         rft_bytes_close(&entries[i].message);
     }
     rft_free(entries);
 }
 
-static void table_close(rft_frames *frames, frame_table *table, rft_retire_list *retired)
+static void table_close(frame_table *table, rft_retire_list *retired)
 {
     for (uint32_t i = 0; i < RFT_CODINGS; i++)
-        entries_close(frames, table->entries[i], retired);
+        entries_close(table->entries[i], table->count, retired);
     rft_want_release(table->want);
 }
 
@@ -150,7 +157,7 @@ static void drop_parts(rft_frames *frames, rft_retire_list *retired, bool all)
             continue;
         }
         *link = table->next;
-        table_close(frames, table, retired);
+        table_close(table, retired);
         rft_free(table);
     }
 }
@@ -158,7 +165,7 @@ static void drop_parts(rft_frames *frames, rft_retire_list *retired, bool all)
 void rft_frames_close(rft_frames *frames, rft_retire_list *retired)
 {
     if (frames == NULL) return;
-    table_close(frames, &frames->whole, retired);
+    table_close(&frames->whole, retired);
     drop_parts(frames, retired, true);
     for (uint32_t i = 0; i < RFT_POOL_MOST; i++) {
         rft_retire_list_move(retired, &frames->coders[i].retired);
@@ -170,6 +177,11 @@ void rft_frames_close(rft_frames *frames, rft_retire_list *retired)
 }
 
 /* ---- One frame */
+
+static frame_entry *entry_of(const frame_table *table, rft_coding coding, uint32_t sequence)
+{
+    return &table->entries[coding][sequence % table->count];
+}
 
 static bool is_usable(rft_buffer *buffer, size_t bytes)
 {
@@ -259,7 +271,7 @@ static refit_status entry_fill(rft_frames *frames, frame_coder *coder, const rft
                                refit_error *error)
 {
     rft_frame frame;
-    frame_entry *entry = &table->entries[coding][sequence];
+    frame_entry *entry = entry_of(table, coding, sequence);
     uint64_t version = rft_store_served(store)->version;
     rft_frame_source source = source_for(frames, store, sequence, coding);
     source.want = table->want;
@@ -274,6 +286,7 @@ static refit_status entry_fill(rft_frames *frames, frame_coder *coder, const rft
     RFT_TRY(entry_keep(coder, entry, &frame, error));
     RFT_TRY(entry_message(frames, coder, entry, version, sequence, &frame, error));
     entry->slot = rft_store_served_slot(store)->buffer;
+    entry->sequence = sequence;
     entry->version = version;
     if (coding != RFT_CODING_WHOLE) count(coder, version, &frame);
     return REFIT_OK;
@@ -282,8 +295,8 @@ static refit_status entry_fill(rft_frames *frames, frame_coder *coder, const rft
 static bool is_made(const frame_table *table, const rft_store *store, uint32_t sequence,
                     rft_coding coding)
 {
-    const frame_entry *entry = &table->entries[coding][sequence];
-    return entry->version == rft_store_served(store)->version &&
+    const frame_entry *entry = entry_of(table, coding, sequence);
+    return entry->sequence == sequence && entry->version == rft_store_served(store)->version &&
            entry->slot == rft_store_served_slot(store)->buffer;
 }
 
@@ -385,7 +398,7 @@ refit_status rft_frames_encode(rft_frames *frames, const rft_store *store, uint3
     if (!is_made(table, store, sequence, coding)) {
         RFT_TRY(make(frames, store, table, sequence, coding, ready, error));
     }
-    const frame_entry *entry = &table->entries[coding][sequence];
+    const frame_entry *entry = entry_of(table, coding, sequence);
     rft_buffer *buffer = entry->whole ? rft_store_served_slot(store)->buffer : entry->gathered;
     *out = (rft_encoded){
         .message = rft_bytes_view(&entry->message),

@@ -120,7 +120,8 @@ refit_status rft_images_take_neighbor(rft_images *images, rft_catalog *catalog, 
 void rft_image_mark(rft_image *image, uint32_t sequence);
 /* Whether the neighbor has. */
 bool rft_image_is_marked(const rft_image *image, uint32_t sequence);
-/* Whether the neighbor has marked all frames, and no page of what is wanted is missing. */
+/* Whether the neighbor has marked all frames of what is wanted; and, of a whole version, no page is
+ * missing. */
 bool rft_image_is_whole(const rft_image *image);
 
 /* The same as rft_images_take_private for the slot at `offset` of the segment `name`. Also

@@ -222,11 +222,12 @@ rft_image *rft_receive_leave(rft_receive *receive, uint64_t version)
     return image;
 }
 
-/* Of another manifest it is of no use. */
+/* Of another manifest, or of less than is to come, it is of no use. */
 void rft_receive_resume(rft_receive *receive, rft_image *left)
 {
     bool fits = left != NULL && receive->path == REFIT_PATH_SOCKET &&
-                left->catalog->manifest == receive->catalog->manifest;
+                left->catalog->manifest == receive->catalog->manifest &&
+                rft_want_includes(left->filled, receive->want);
     if (!fits) rft_image_drop_use(left, RFT_IMAGE_STAGED);
     receive->left = fits ? left : NULL;
     receive->left_next = 0;

@@ -174,10 +174,11 @@ static void send_staged(rft_session *session)
     session_send(session, &message);
 }
 
-/* Whether versions may come piece by piece: digests are needed to find out changed ones. */
+/* Whether versions may come piece by piece, all of each: digests are needed to find out changed
+ * ones. */
 static bool takes_pieces(const rft_session *session)
 {
-    return session->on_gpu && !session->whole &&
+    return session->on_gpu && !session->whole && session->selection == NULL &&
            rft_device_get_caps(session->images.gpu_memory.device).digests;
 }
 

@@ -231,10 +231,24 @@ typedef struct run_walk {
     uint64_t begin, end;       /* the range */
 } run_walk;
 
+/* The last rows of a tensor that begin at `offset` or before; its first if none do. */
+static uint32_t find_rows(const rft_want *want, uint32_t tensor, uint64_t offset)
+{
+    uint32_t low = want->first[tensor], high = want->first[tensor + 1];
+    while (high - low > 1) {
+        uint32_t middle = low + (high - low) / 2;
+        if (want->rows[middle].offset <= offset)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
 static run_walk walk_begin(const rft_want *want, uint32_t tensor, uint64_t begin, uint64_t end)
 {
-    run_walk walk = {want->rows + want->first[tensor], want->rows + want->first[tensor + 1], 0,
-                     begin, end};
+    run_walk walk = {want->rows + find_rows(want, tensor, begin),
+                     want->rows + want->first[tensor + 1], 0, begin, end};
     return walk;
 }
 
@@ -253,7 +267,7 @@ static bool walk_next(run_walk *walk, uint64_t *offset, uint64_t *bytes)
         if (walk->row == 0) walk->row = first_row(rows, walk->begin);
         while (walk->row < rows->count) {
             uint64_t begin = rows->offset + walk->row * rows->stride, end = begin + rows->bytes;
-            if (begin >= walk->end) break;
+            if (begin >= walk->end) return false;
             walk->row++;
             if (begin < walk->begin) begin = walk->begin;
             if (end > walk->end) end = walk->end;
@@ -301,16 +315,13 @@ bool rft_want_covers(const rft_want *want, uint32_t tensor, uint64_t offset, uin
 
 static bool has_rows(const rft_want *want, const rft_want_rows *rows)
 {
+    if (want->first[rows->tensor] == want->first[rows->tensor + 1]) return false;
+    const rft_want_rows *own = &want->rows[find_rows(want, rows->tensor, rows->offset)];
     uint64_t end = rows->offset + (rows->count - 1) * rows->stride + rows->bytes;
-    for (uint32_t i = want->first[rows->tensor]; i < want->first[rows->tensor + 1]; i++) {
-        const rft_want_rows *own = &want->rows[i];
-        bool within =
-            own->count == 1 && own->offset <= rows->offset && end <= own->offset + own->bytes;
-        bool equal = own->offset == rows->offset && own->count == rows->count &&
-                     own->stride == rows->stride && own->bytes == rows->bytes;
-        if (within || equal) return true;
-    }
-    return false;
+    bool within = own->count == 1 && own->offset <= rows->offset && end <= own->offset + own->bytes;
+    bool equal = own->offset == rows->offset && own->count == rows->count &&
+                 own->stride == rows->stride && own->bytes == rows->bytes;
+    return within || equal;
 }
 
 bool rft_want_includes(const rft_want *want, const rft_want *other)

@@ -220,6 +220,52 @@ ON_BENCH(an_image_without_what_it_wants_is_not_mapped)
     assert_true(server_bench_told(bench, 4, RFT_OFFER)->as.offer.neighbor);
 }
 
+ON_BENCH(one_whose_selection_fails_is_blamed_for_each_version)
+{
+    open_bench(bench);
+    bench->config.broadcast_commit = REFIT_COMMIT_ALL;
+    bench->config.broadcast_quorum = 0;
+    join(bench, 1, HERE, true);
+    join(bench, 2, HERE, true);
+    for (uint64_t version = 1; version <= 3; version++) {
+        server_bench_begin(bench, version);
+        if (version == 1) {
+            say_want(bench, 1, &half);
+            server_bench_say(bench, 2, server_failed(0, REFIT_ERR_INVALID, true));
+        }
+        /* Nor is it sent what others want with it. */
+        assert_int_equal(rft_want_frame(server_bench_peer(bench, 1)->sent, 0), RFT_WANT_ALL);
+        assert_int_equal(rft_want_frame(server_bench_peer(bench, 1)->sent, 2), RFT_WANT_NONE);
+        server_bench_write(bench);
+        server_bench_seal(bench);
+        assert_int_equal(bench->server.transaction.state, RFT_TRANSACTION_ABORTED);
+        assert_int_equal(server_bench_peer(bench, 2)->status, REFIT_ERR_INVALID);
+        server_bench_settle(bench);
+    }
+    say_want(bench, 2, &half); /* of a manifest that it fits */
+    server_bench_begin(bench, 4);
+    assert_int_equal(server_bench_peer(bench, 2)->status, REFIT_OK);
+}
+
+ON_BENCH(a_frame_that_is_not_wanted_is_not_sent_again)
+{
+    unsigned char sequence[4];
+    open_bench(bench);
+    join(bench, 1, NULL, true);
+    server_bench_begin(bench, 1);
+    say_want(bench, 1, &half);
+    server_bench_write(bench);
+    server_bench_say(bench, 1, server_pull(1, 4));
+    (void)count_frames(bench, NULL);
+    rft_put_u32(sequence, bench->store->manifest->frame_count - 1);
+    rft_message message = {.kind = RFT_RESEND};
+    message.as.resend.version = 1;
+    message.as.resend.sequences = (rft_view){sequence, sizeof sequence};
+    server_bench_say(bench, 1, message);
+    rft_frame_order order;
+    assert_false(rft_server_next_frame(&bench->server, &order));
+}
+
 int main(void)
 {
     return test_run("wants");

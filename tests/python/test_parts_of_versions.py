@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from broadcasting import LOCAL, TIMEOUT, UNHURRIED, WorkerThread
 from refit.errors import InvalidError, NotFoundError, PeerError, UnsupportedError
+from refit.weights.archive import Archive
 from refit.weights.publisher import Publisher
 from refit.weights.subscriber import Subscriber
 from refit.weights.update import Update
@@ -198,6 +200,30 @@ def test_a_part_is_an_array_and_no_plain_bytes() -> None:
         assert not worker.failures
 
 
+def test_a_tied_name_has_what_was_selected_by_it() -> None:
+    table = torch.randn(1024, 8)
+    head = (slice(0, 10),)
+    with workers({"embed": head}, {"embed": None, "head": head}) as (publisher, [one, both]):
+        publisher.publish({"embed": table, "head": table, "empty": torch.zeros(0)})
+        assert same(one.seen[-1], {"embed": table[head]})
+        assert same(both.seen[-1], {"embed": table, "head": table[head]})
+
+
+def test_a_part_is_not_archived(tmp_path: Path) -> None:
+    def keep(update: Update) -> None:
+        with (
+            Archive(tmp_path / "kept", write=True) as archive,
+            pytest.raises(UnsupportedError, match="whole versions"),
+        ):
+            archive.keep(update)
+
+    with Publisher(LOCAL, broadcast_shm="off", **UNHURRIED) as publisher:
+        with WorkerThread(publisher.endpoint, keep, parts=ROWS) as worker:
+            publisher.wait_workers(1, TIMEOUT)
+            publisher.publish(weights(1))
+        assert not worker.failures
+
+
 # ---- What is refused
 
 
@@ -209,6 +235,9 @@ def test_a_part_is_an_array_and_no_plain_bytes() -> None:
         ({"w": (slice(4, 4),)}, "from 0"),
         ({"w.*": (slice(0, 4),)}, "several tensors"),
         ({"w": (slice(0, 1),) * 9}, "at most 8"),
+        ({"w": 3}, "not a slice"),
+        ({"w": (slice(0, 1 << 64),)}, "from 0"),
+        ("w*", "a list of names"),
         ([""], "no name"),
         ([], "at least one part"),
     ],
@@ -222,6 +251,8 @@ def test_a_part_beyond_its_tensor_refuses_the_version() -> None:
     with workers({"norm": (slice(0, 1001),)}) as (publisher, _):
         with pytest.raises(PeerError, match="not within the tensor"):
             publisher.publish(weights(1))
+        with pytest.raises(PeerError, match="not within the tensor"):  # each time, at once
+            publisher.publish(weights(2))
         publisher.publish({**weights(1), "norm": torch.ones(2000)})
 
 

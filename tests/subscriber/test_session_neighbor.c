@@ -355,6 +355,102 @@ HOST_TEST(a_lost_connection_ends_what_is_copied)
     bench_stage(&on->neighbor, 1, 0);
 }
 
+/* ---- Parts of versions */
+
+static rft_want *want_of(const rft_manifest *manifest, uint64_t columns)
+{
+    rft_want *want = NULL;
+    rft_bytes list = {0};
+    const rft_want_rows rows = {1, 0, 3, 65569, columns};
+    assert_ok(rft_want_append(&list, &rows, NULL));
+    assert_ok(rft_want_open(manifest, rft_bytes_view(&list), &want, NULL));
+    rft_bytes_close(&list);
+    return want;
+}
+
+static void offer_part(session_bench *bench, bool share, const char *segment, const rft_want *want)
+{
+    const sample_version *sample = bench_sample(bench, 1);
+    if (bench->session.catalog == NULL) bench_hear(bench, sample_manifest(sample, BENCH_EPOCH));
+    rft_message message = sample_offer(sample, BENCH_EPOCH, 0, segment, 0);
+    message.as.offer.share = share;
+    message.as.offer.neighbor = segment != NULL;
+    message.as.offer.want = rft_bytes_view(&want->encoded);
+    bench_hear(bench, message);
+}
+
+static void send_part(session_bench *bench, const rft_want *want)
+{
+    sample_version *sample = bench_sample(bench, 1);
+    for (uint32_t i = 0; i < sample->manifest->frame_count; i++) {
+        rft_frame frame;
+        rft_message message = {.kind = RFT_FRAME};
+        const rft_frame_source source = {.image = sample->image, .want = want};
+        if (rft_want_frame(want, i) == RFT_WANT_NONE) continue;
+        assert_ok(rft_frame_encode(sample->manifest, i, &source, &sample->modes, &sample->scratch,
+                                   &frame, NULL));
+        message.as.frame.version = 1;
+        message.as.frame.sequence = i;
+        message.as.frame.hash = frame.hash;
+        message.as.frame.modes = rft_bytes_view(&sample->modes);
+        rft_session_message(&bench->session, &message, frame.payload, bench->now);
+    }
+}
+
+static void check_part(session_bench *bench, uint64_t columns)
+{
+    const sample_version *sample = bench_sample(bench, 1);
+    bench_hear(bench, sample_seal(sample));
+    bench_commit(bench, 1);
+    const rft_image *image = bench_take(bench);
+    uint64_t at = sample->manifest->tensors[1].offset;
+    for (uint32_t row = 0; row < 3; row++, at += 65569)
+        assert_memory_equal(image->bytes + at, sample->image + at, columns);
+}
+
+/* A receiver of `before` columns is lost, and the neighbor is to receive `after`. */
+static void grow(host *on, uint64_t before, uint64_t after)
+{
+    const rft_manifest *manifest = bench_sample(&on->receiver, 1)->manifest;
+    rft_want *first = want_of(manifest, before), *second = want_of(manifest, after);
+    offer_part(&on->receiver, true, NULL, first);
+    offer_part(&on->neighbor, false, segment_of(&on->receiver), first);
+    send_part(&on->receiver, first);
+    bench_close(&on->receiver);
+    open_worker(&on->receiver);
+    bench_forget(&on->neighbor);
+    offer_part(&on->neighbor, true, NULL, second);
+    bool resumes = bench_said(&on->neighbor, RFT_PULL)->as.pull.have.count > 0;
+    assert_int_equal(resumes, after <= before);
+    if (!resumes) send_part(&on->neighbor, second);
+    while (rft_receive_is_busy(&on->neighbor.session.receive))
+        bench_tick(&on->neighbor, 0);
+    check_part(&on->neighbor, after);
+    rft_want_release(first);
+    rft_want_release(second);
+}
+
+HOST_TEST(a_part_goes_on_where_the_receiver_is_lost)
+{
+    grow(on, 100, 100);
+}
+
+HOST_TEST(a_larger_part_begins_anew)
+{
+    grow(on, 100, 200);
+}
+
+HOST_TEST(a_part_is_mapped_without_the_rest)
+{
+    rft_want *want = want_of(bench_sample(&on->receiver, 1)->manifest, 300);
+    offer_part(&on->receiver, true, NULL, want);
+    offer_part(&on->neighbor, false, segment_of(&on->receiver), want);
+    send_part(&on->receiver, want);
+    check_part(&on->receiver, 300);
+    check_part(&on->neighbor, 300);
+    rft_want_release(want);
+}
+
 int main(void)
 {
     return test_run("session_neighbor");

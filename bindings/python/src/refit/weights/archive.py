@@ -258,7 +258,8 @@ class Archive(Handle):
         One that is there already is compared, and nothing is written. A file has its name when its
         bytes are on the disk, and only if they are those that the trainer has digested. Blocks for
         the disk. Raises StateError (not opened to write, or the update is closed), ExistsError
-        (this version is there, with other bytes), UnsupportedError (it lies in a GPU's memory),
+        (this version is there, with other bytes), UnsupportedError (it lies in a GPU's memory, or
+        is a part of a version),
         CorruptError, LimitError, NotFoundError (the folder was removed), InputOutputError,
         HostMemoryError, and what ``versions`` raises for a file of this version that is there;
         nothing of it is left then (if the disk refuses even that, ``len`` counts it), and the
@@ -268,6 +269,10 @@ class Archive(Handle):
             raise UnsupportedError(
                 "an update in a GPU's memory cannot be archived: its bytes are "
                 "to be in host memory, so let this worker use no device"
+            )
+        if update._is_partial:
+            raise UnsupportedError(
+                "an archive keeps whole versions: let this worker take no parts of them"
             )
         with self._call_lock:
             pointer = self._live

@@ -37,7 +37,7 @@ from refit.errors import (
     StateError,
 )
 from refit.weights.bound import Bound
-from refit.weights.update import Current, Update
+from refit.weights.update import Current, Selected, Update
 from refit.weights.worker import PATHS
 
 
@@ -63,12 +63,18 @@ Parts = Mapping[str, Sequence[slice] | None] | Iterable[str]
 """Names of tensors, and slices of their first dimensions."""
 
 
-def _extent(name: str, one: slice) -> tuple[int, int]:
-    """The first index, and how many."""
-    start, stop = one.start or 0, one.stop
-    if one.step not in (None, 1) or start < 0 or (stop is not None and stop <= start):
-        raise InvalidError(f"{name}: {one} is not a range of indexes, from 0, with step 1")
-    return start, abi.REFIT_TO_THE_END if stop is None else stop - start
+def _slices(name: str, given: Any) -> tuple[slice, ...]:
+    """Checked: ranges of indexes that C takes."""
+    cut = tuple(given) if isinstance(given, Sequence) else (given,)
+    if len(cut) > abi.REFIT_RANK_MAX:
+        raise InvalidError(f"{name} has at most {abi.REFIT_RANK_MAX} dimensions")
+    for one in cut:
+        if not isinstance(one, slice) or one.step not in (None, 1):
+            raise InvalidError(f"{name}: {one!r} is not a slice with step 1")
+        start, stop = one.start or 0, one.stop
+        if start < 0 or (stop is not None and not start < stop < 1 << 63):
+            raise InvalidError(f"{name}: {one} is not a range of indexes from 0")
+    return cut
 
 
 class Subscriber(Handle):
@@ -139,21 +145,25 @@ class Subscriber(Handle):
             raise
 
     def _select(self, parts: Parts) -> None:
+        if isinstance(parts, str):
+            raise InvalidError(f"parts is the text {parts!r}: give a list of names, or a mapping")
         chosen = parts if isinstance(parts, Mapping) else dict.fromkeys(parts)
         raw = (abi.refit_selection * len(chosen))()
-        for one, (name, slices) in zip(raw, chosen.items(), strict=True):
+        slices: dict[str, tuple[slice, ...]] = {}
+        for one, (name, cut) in zip(raw, chosen.items(), strict=True):
             one.size, one.name = ctypes.sizeof(one), encoded(name, "the name of a part")
-            if slices is None:
+            if cut is None:
                 continue
             if name.endswith("*"):
                 raise InvalidError(f"{name} stands for several tensors: slices are of one")
-            if len(slices) > len(one.shape):
-                raise InvalidError(f"{name} has at most {len(one.shape)} dimensions")
-            one.rank = len(slices)
-            for index, it in enumerate(slices):
-                one.first[index], one.shape[index] = _extent(name, it)
-            self._current.parts[name] = tuple(slices)
+            slices[name] = _slices(name, cut)
+            one.rank = len(slices[name])
+            for index, it in enumerate(slices[name]):
+                one.first[index] = it.start or 0
+                to_end = it.stop is None
+                one.shape[index] = abi.REFIT_TO_THE_END if to_end else it.stop - one.first[index]
         call(lib.refit_subscriber_select, self._live, raw, len(raw))
+        self._current.selected = Selected(chosen, slices)
 
     def _find_device(self, auto: str | None) -> None:
         """Uses the device that was asked for, once it is known: ``auto`` for "auto"."""

@@ -16,7 +16,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, KeysView
+from collections.abc import Callable, Iterable, Iterator, KeysView
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -57,6 +57,27 @@ def _padded(numbers: tuple[int, ...]) -> tuple[int, ...]:
     return numbers + (0,) * (4 - len(numbers))
 
 
+class Selected:
+    """The tensors that a worker takes of each version, by name, and the slices of some."""
+
+    def __init__(self, names: Iterable[str], parts: dict[str, tuple[slice, ...]]) -> None:
+        self._parts = parts
+        self._names = frozenset(names)
+        self._begins = tuple(name[:-1] for name in self._names if name.endswith("*"))
+
+    def of(self, entries: dict[str, Entry]) -> dict[str, Entry]:
+        """Those of a version that are selected, in its order."""
+        chosen = {
+            name: one.cut(self._parts.get(name, ()))
+            for name, one in entries.items()
+            if name in self._names or name.startswith(self._begins)
+        }
+        for name, one in chosen.items():
+            if one.alias_of not in chosen:  # tied to one that was not selected by its name
+                chosen[name] = one._replace(alias_of=None)
+        return chosen
+
+
 class Current:
     """State that a subscriber and its updates share.
 
@@ -68,8 +89,8 @@ class Current:
     def __init__(self) -> None:
         self.serial = 0
         self.bound: Bound | None = None
-        self.parts: dict[str, tuple[slice, ...]] = {}
-        """What of a tensor was selected."""
+        self.selected: Selected | None = None
+        """What the worker takes of each version; None: all."""
         self.fit: load.Fit | None = None
         """The last ``load_into`` that was one call of the C library."""
         self._known: tuple[bytes, dict[str, Entry]] = b"", {}
@@ -83,9 +104,8 @@ class Current:
             count = lib.refit_update_count(update)
             tensor = partial(call, lib.refit_update_tensor, update)
             entries = entries_of(count, lambda index, raw: tensor(index, raw, None))
-            for name, part in self.parts.items():
-                if name in entries:
-                    entries[name] = entries[name].cut(part)
+            if self.selected is not None:
+                entries = self.selected.of(entries)
             self._known = digest, entries
         return self._known[1]
 
@@ -136,6 +156,11 @@ class Update(Handle):
             call(lib.refit_update_places, pointer, self._places, len(self._places))
 
     # ---- What is in it
+
+    @property
+    def _is_partial(self) -> bool:
+        """Whether the worker takes a part of each version."""
+        return self._current.selected is not None
 
     @property
     def version(self) -> int:
@@ -309,10 +334,10 @@ class Update(Handle):
         boxes, targets = bytearray(), []
         left: list[tuple[Part, torch.Tensor]] = []
         for (part, place), box in zip(places, parts.rows(self._cuda >= 0), strict=True):
-            if box is None or cuda_number(place) != self._engine:
+            entry = self._entries[part.source]
+            if box is None or entry.part is not None or cuda_number(place) != self._engine:
                 left.append((part, place))
                 continue
-            entry = self._entries[part.source]
             whole = box.shape == (math.prod(entry.shape),) and box.dtype is entry.dtype
             targets.append((entry.number, place.data_ptr(), box.nbytes, whole, len(boxes)))
             shape, source, target = map(_padded, (box.shape, box.source, box.target))

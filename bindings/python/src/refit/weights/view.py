@@ -43,6 +43,8 @@ class Entry(NamedTuple):
         """The same, of which a worker selected a part."""
         sliced = [len(range(length)[one]) for length, one in zip(self.shape, part, strict=False)]
         shape = (*sliced, *self.shape[len(sliced) :])
+        if shape == self.shape:
+            return self
         return self._replace(part=part, shape=shape, whole=self.shape)
 
 
@@ -63,7 +65,7 @@ def entries_of(count: int, tensor: Callable[[int, Any], None]) -> dict[str, Entr
             ties.append((name, raw.alias_of))
     names = {one.number: name for name, one in entries.items()}
     for name, original in ties:  # last, since it may be tied to one that comes after it
-        entries[name] = entries[name]._replace(alias_of=names[original])
+        entries[name] = entries[name]._replace(alias_of=names.get(original))
     return entries
 
 
