@@ -59,15 +59,10 @@ struct refit_snapshot {
     uint64_t room;               /* of a borrowed image: what the version must take */
 };
 
-/* Follows a version down to its anchor, by headers alone. REFIT_ERR_NOT_FOUND, REFIT_ERR_STALE, and
- * as rft_archive_reader_find. */
-refit_status rft_archive_chain_anchor(const refit_archive *archive, const rft_archive_entry *entry,
-                                      const rft_archive_entry **anchor, refit_error *error);
-
 /* Applies all files from the anchor to the last one, whose digests are checked, to the snapshot's
  * image; takes memory for that unless there is one. On failure the image is anything. */
-refit_status rft_archive_chain_apply(const refit_archive *archive, const rft_archive_entry *anchor,
-                                     const rft_archive_entry *last, refit_snapshot *snapshot,
-                                     refit_error *error);
+refit_status rft_snapshot_apply(const refit_archive *archive, const rft_archive_entry *anchor,
+                                const rft_archive_entry *last, refit_snapshot *snapshot,
+                                refit_error *error);
 
 #endif

@@ -160,6 +160,18 @@ static rft_limits limits_of_file(const rft_archive_header *header, const rft_lim
     return held;
 }
 
+/* The encoded manifest, to be freed, also on failure. */
+static refit_status read_encoded(rft_archive_reader *reader, unsigned char **out,
+                                 refit_error *error)
+{
+    const rft_archive_header *header = &reader->header;
+    RFT_TRY(read_section(reader, header->manifest_bytes, out, error));
+    rft_digest128 digest = rft_digest128_of((rft_view){*out, (size_t)header->manifest_bytes});
+    RFT_REFUSE_IF(!rft_digest128_equal(&digest, &header->manifest), error, REFIT_ERR_CORRUPT,
+                  "its list of tensors is damaged");
+    return REFIT_OK;
+}
+
 /* The hash is checked first, so damaged bytes are not parsed. */
 static refit_status read_manifest(rft_archive_reader *reader, const rft_limits *limits,
                                   refit_error *error)
@@ -167,18 +179,22 @@ static refit_status read_manifest(rft_archive_reader *reader, const rft_limits *
     unsigned char *encoded = NULL;
     const rft_archive_header *header = &reader->header;
     const rft_limits held = limits_of_file(header, limits);
-    refit_status status = read_section(reader, header->manifest_bytes, &encoded, error);
+    refit_status status = read_encoded(reader, &encoded, error);
     rft_view view = {encoded, (size_t)header->manifest_bytes};
-    if (status == REFIT_OK) {
-        rft_digest128 digest = rft_digest128_of(view);
-        status =
-            rft_digest128_equal(&digest, &header->manifest)
-                ? rft_manifest_decode(view, header->frame_bytes, &held, &reader->manifest, error)
-                : rft_fail(error, REFIT_ERR_CORRUPT, "its list of tensors is damaged");
-    }
+    if (status == REFIT_OK)
+        status = rft_manifest_decode(view, header->frame_bytes, &held, &reader->manifest, error);
     rft_free(encoded);
     RFT_TRY(status);
     return check_manifest(header, reader->manifest, error);
+}
+
+refit_status rft_archive_reader_check_given(rft_archive_reader *reader, refit_error *error)
+{
+    unsigned char *encoded = NULL;
+    reader->at = rft_archive_header_bytes(&reader->header);
+    refit_status status = read_encoded(reader, &encoded, error);
+    rft_free(encoded);
+    return status;
 }
 
 bool rft_archive_reader_give(rft_archive_reader *reader, rft_manifest *manifest,
@@ -271,12 +287,12 @@ refit_status rft_archive_reader_lists(rft_archive_reader *reader, const rft_limi
 /* ---- The end ---- */
 
 refit_status rft_archive_reader_verify(const rft_archive_reader *reader, const unsigned char *image,
-                                       refit_error *error)
+                                       uint64_t most, rft_image_cursor *cursor, refit_error *error)
 {
     rft_message seal = {.kind = RFT_SEAL};
     seal.as.seal.digest = reader->header.digest;
     seal.as.seal.tensors = (rft_view){reader->digests, (size_t)reader->header.digest_bytes};
-    return rft_image_verify(reader->manifest, image, &seal, error);
+    return rft_image_verify_part(reader->manifest, image, &seal, most, cursor, error);
 }
 
 /* ---- The frames
@@ -360,9 +376,10 @@ static void place_dense(const rft_archive_slice *slice, const unsigned char *fro
     }
 }
 
-/* Applies the frame to the base's bytes, and copies the result to its place. */
+/* Applies the frame to the base's bytes, which may lie where its own are to be, and copies the
+ * result to its place. */
 static refit_status assemble(rft_archive_reader *reader, uint64_t hash, rft_view payload,
-                             unsigned char *place, refit_error *error)
+                             const unsigned char *base, unsigned char *place, refit_error *error)
 {
     const rft_archive_slice *slice = reader->slice;
     rft_message message = {.kind = RFT_FRAME};
@@ -370,7 +387,7 @@ static refit_status assemble(rft_archive_reader *reader, uint64_t hash, rft_view
     message.as.frame.modes = (rft_view){modes_of(reader), slice->frame.blocks};
     rft_reassembly *reassembly;
     RFT_TRY(rft_reassembly_open(&slice->manifest, reader->staging,
-                                reader->header.base == 0 ? NULL : place, &reassembly, error));
+                                reader->header.base == 0 ? NULL : base, &reassembly, error));
     refit_status status = rft_reassembly_take(reassembly, &message, payload, error);
     rft_reassembly_close(reassembly);
     RFT_TRY(status);
@@ -390,16 +407,17 @@ static bool is_dense(const unsigned char *modes, uint32_t blocks)
 }
 
 static refit_status apply_frame(rft_archive_reader *reader, const rft_archive_frame *frame,
-                                unsigned char *image, refit_error *error)
+                                const unsigned char *base, unsigned char *image, refit_error *error)
 {
     rft_archive_slice_cut(reader->slice, reader->manifest, frame->sequence);
     unsigned char *place = image + reader->slice->offset;
+    if (base != NULL) base += reader->slice->offset;
     rft_view payload = {reader->payload, (size_t)frame->payload_bytes};
-    if (!frame->packed) return assemble(reader, frame->payload_hash, payload, place, error);
+    if (!frame->packed) return assemble(reader, frame->payload_hash, payload, base, place, error);
     RFT_TRY(unpack(reader, frame, &payload, error));
     if (!is_dense(modes_of(reader), frame->blocks)) {
         const uint64_t hash = XXH3_64bits(payload.data, payload.count);
-        return assemble(reader, hash, payload, place, error);
+        return assemble(reader, hash, payload, base, place, error);
     }
     place_dense(reader->slice, payload.data, place);
     return REFIT_OK;
@@ -483,15 +501,26 @@ static refit_status check_end(rft_archive_reader *reader, refit_error *error)
     return REFIT_OK;
 }
 
+refit_status rft_archive_reader_frame(rft_archive_reader *reader, const unsigned char *base,
+                                      unsigned char *image, bool *end, refit_error *error)
+{
+    if (reader->slice == NULL) RFT_TRY(take_memory(reader, error));
+    if (reader->sequence < reader->manifest->frame_count) {
+        rft_archive_frame frame = {0};
+        RFT_TRY(read_frame(reader, reader->sequence, &frame, error));
+        RFT_TRY(count_blocks(reader, &frame, error));
+        if (image != NULL) RFT_TRY(apply_frame(reader, &frame, base, image, error));
+        reader->sequence++;
+    }
+    *end = reader->sequence == reader->manifest->frame_count;
+    return *end ? check_end(reader, error) : REFIT_OK;
+}
+
 refit_status rft_archive_reader_frames(rft_archive_reader *reader, unsigned char *image,
                                        refit_error *error)
 {
-    RFT_TRY(take_memory(reader, error));
-    for (uint32_t i = 0; i < reader->manifest->frame_count; i++) {
-        rft_archive_frame frame = {0};
-        RFT_TRY(read_frame(reader, i, &frame, error));
-        RFT_TRY(count_blocks(reader, &frame, error));
-        if (image != NULL) RFT_TRY(apply_frame(reader, &frame, image, error));
-    }
-    return check_end(reader, error);
+    bool end = false;
+    while (!end)
+        RFT_TRY(rft_archive_reader_frame(reader, image, image, &end, error));
+    return REFIT_OK;
 }

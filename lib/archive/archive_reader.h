@@ -40,6 +40,7 @@ typedef struct rft_archive_reader {
     unsigned char *digests;      /* owned; header.digest_bytes, as in SEAL */
     rft_archive_change *changes; /* owned; a tensor; of format 1 once the frames were read */
     uint64_t at;                 /* where the next frame begins */
+    uint32_t sequence;           /* of that one */
     /* while frames are read */
     rft_archive_change *seen; /* owned; a tensor: what the frames had so far */
     uint32_t packed;          /* frames that were */
@@ -68,18 +69,26 @@ void rft_archive_reader_close(rft_archive_reader *reader);
 bool rft_archive_reader_give(rft_archive_reader *reader, rft_manifest *manifest,
                              uint64_t frame_bytes);
 
+/* Whether the file has it without damage, too, which nothing below looks at. */
+refit_status rft_archive_reader_check_given(rft_archive_reader *reader, refit_error *error);
+
 /* The manifest, the digests and the changes, once. */
 refit_status rft_archive_reader_lists(rft_archive_reader *reader, const rft_limits *limits,
                                       refit_error *error);
 
-/* Reads all frames, after the lists. `image` is that of the base, or all zero for an anchor, and
- * becomes that of the version; NULL: the frames are checked only, each by itself. On failure it is
- * partly changed. */
+/* Reads the next frame, after the lists, into the `image` of the version; `base` is that of the
+ * version that the file builds on, the same one or another, and not used for an anchor. `*end`: it
+ * was the last, and the file is whole. */
+refit_status rft_archive_reader_frame(rft_archive_reader *reader, const unsigned char *base,
+                                      unsigned char *image, bool *end, refit_error *error);
+
+/* Reads all frames, after the lists. `image` is that of the base, and becomes that of the version;
+ * NULL: the frames are checked only, each by itself. On failure it is partly changed. */
 refit_status rft_archive_reader_frames(rft_archive_reader *reader, unsigned char *image,
                                        refit_error *error);
 
-/* Whether the image is the version, by the digests of its tensors. */
+/* Whether the image is the version, by the digests of its tensors: rft_image_verify_part. */
 refit_status rft_archive_reader_verify(const rft_archive_reader *reader, const unsigned char *image,
-                                       refit_error *error);
+                                       uint64_t most, rft_image_cursor *cursor, refit_error *error);
 
 #endif

@@ -15,7 +15,7 @@
 
 #include <xxhash.h>
 
-#include "archive/archive.h"
+#include "archive/archive_chain.h"
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/log.h"
@@ -171,7 +171,7 @@ static refit_status rebuild(refit_archive *archive, const rft_archive_entry *anc
     RFT_REFUSE_IF(into == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for a snapshot");
     into->image = archive->image;
     into->room = archive->manifest->store_bytes;
-    refit_status status = rft_archive_chain_apply(archive, anchor, last, into, error);
+    refit_status status = rft_snapshot_apply(archive, anchor, last, into, error);
     if (status == REFIT_OK &&
         !rft_digest128_equal(&into->header.manifest, &archive->manifest->digest)) {
         status = rft_fail(error, REFIT_ERR_STALE, "its tensors are others");
@@ -193,7 +193,7 @@ static refit_status resume(refit_archive *archive, const rft_archive_entry *last
     bool same = rft_digest128_equal(&reader.header.manifest, &archive->manifest->digest);
     rft_archive_reader_close(&reader);
     RFT_REFUSE_IF(!same, error, REFIT_ERR_STALE, "its tensors are others");
-    RFT_TRY(rft_archive_chain_anchor(archive, last, &anchor, error));
+    RFT_TRY(rft_archive_chain_first(archive, last, NULL, &anchor, error));
     if (last->version - anchor->version + 1 >= archive->anchor_every) return REFIT_OK;
     return rebuild(archive, anchor, last, error);
 }

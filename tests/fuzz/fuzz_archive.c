@@ -106,7 +106,8 @@ static void apply(rft_archive_reader *reader)
     refit_status status = rft_archive_reader_frames(reader, image, NULL);
     check_status(status);
     if (status == REFIT_OK) {
-        status = rft_archive_reader_verify(reader, image, NULL);
+        rft_image_cursor cursor = {0};
+        status = rft_archive_reader_verify(reader, image, UINT64_MAX, &cursor, NULL);
         FUZZ_REQUIRE(status == REFIT_OK || status == REFIT_ERR_CORRUPT);
         fuzz_taken += status == REFIT_OK;
     }
