@@ -52,9 +52,10 @@ refit_status rft_archive_chain_first(const refit_archive *archive, const rft_arc
         RFT_REFUSE_IF(entry == NULL, error, REFIT_ERR_NOT_FOUND,
                       "version %llu builds on version %llu, and its file is not there",
                       (unsigned long long)header.version, (unsigned long long)header.base);
+        refit_status status = read_header(archive, entry, &next, error);
+        if (status == REFIT_OK) RFT_TRY(check_link(&header, &next, error));
         *first = entry;
-        RFT_TRY(read_header(archive, entry, &next, error));
-        RFT_TRY(check_link(&header, &next, error));
+        RFT_TRY(status);
         header = next;
     }
     return REFIT_OK;
@@ -163,8 +164,10 @@ static refit_status read_frame(rft_archive_chain *chain, unsigned char *image, r
 {
     bool end;
     const unsigned char *base = chain->base == NULL ? image : chain->base;
+    const uint64_t from = chain->reader.at;
     RFT_TRY(blame(chain->entry, rft_archive_reader_frame(&chain->reader, base, image, &end, error),
                   error));
+    chain->bytes_read += chain->reader.at - from;
     if (!end) return REFIT_OK;
     chain->framed = chain->entry == chain->last;
     return chain->framed ? REFIT_OK : next_file(chain, error);

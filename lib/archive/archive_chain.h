@@ -39,6 +39,7 @@ typedef struct rft_archive_chain {
     const unsigned char *base; /* what the first file builds on; NULL: the image itself */
     bool framed;               /* all frames are in: the image is being digested */
     rft_image_cursor cursor;
+    uint64_t bytes_read; /* of frames */
 } rft_archive_chain;
 
 /* Opens the first file of those up to `last` and reads its lists. It is an anchor, or builds on

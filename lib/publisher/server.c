@@ -519,6 +519,7 @@ static const char *path_words(refit_path path)
     case REFIT_PATH_SHM: return "shared memory";
     case REFIT_PATH_NEIGHBOR:
     case REFIT_PATH_SOCKET:
+    case REFIT_PATH_ARCHIVE: /* of no worker of a trainer */
     case REFIT_PATH_NONE: break;
     }
     return "the socket";

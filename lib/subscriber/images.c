@@ -11,9 +11,17 @@
 #include "subscriber/images.h"
 
 #include <string.h>
+#include <sys/sysinfo.h>
 
 #include "base/alloc.h"
 #include "base/checked.h"
+
+uint64_t rft_images_room(void)
+{
+    struct sysinfo info;
+    if (sysinfo(&info) != 0) return 0;
+    return ((uint64_t)info.totalram + info.totalswap) * info.mem_unit;
+}
 
 /* ---- Catalogs */
 

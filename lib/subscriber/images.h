@@ -97,6 +97,10 @@ typedef struct rft_images {
     rft_gpu_memory gpu_memory;
 } rft_images;
 
+/* Bytes of this machine's memory: no version can be larger, wherever it lies, for shared memory can
+ * be swapped out. 0: not known. */
+uint64_t rft_images_room(void);
+
 /* {0} is an empty one. Close frees all, also images in use. */
 void rft_images_close(rft_images *images);
 

@@ -49,6 +49,25 @@ static void show_ready(rft_mailbox *mailbox)
 
 /* ---- The caller's side */
 
+/* REFIT_ERR_TIMEOUT of a follower. */
+static refit_status say_archive(const rft_mailbox *mailbox, refit_error *error)
+{
+    const rft_session_report *report = &mailbox->report;
+    const char *folder = mailbox->endpoint;
+    RFT_REFUSE_IF(report->refusal[0] != '\0', error, REFIT_ERR_TIMEOUT,
+                  "no new version in time: %s", report->refusal);
+    RFT_REFUSE_IF(report->state == RFT_SESSION_STAGING, error, REFIT_ERR_TIMEOUT,
+                  "no new version in time; one is being read from the archive %.120s", folder);
+    RFT_REFUSE_IF(report->version > 0, error, REFIT_ERR_TIMEOUT,
+                  "no new version in time; the archive %.120s has none after version %" PRIu64
+                  ", which this worker holds",
+                  folder, report->version);
+    return rft_fail(error, REFIT_ERR_TIMEOUT,
+                    "no new version in time; the archive %.120s has none that this worker has not "
+                    "had",
+                    folder);
+}
+
 static refit_status try_take(rft_mailbox *mailbox, rft_image **out, refit_error *error)
 {
     if (atomic_exchange(&mailbox->cancelled, false)) {
@@ -63,6 +82,7 @@ static refit_status try_take(rft_mailbox *mailbox, rft_image **out, refit_error 
     if (final->status != REFIT_OK) {
         return rft_fail(error, (refit_status) final->status, "%s", final->text);
     }
+    if (mailbox->archive) return say_archive(mailbox, error);
     bool joined = mailbox->report.state >= RFT_SESSION_CURRENT;
     const char *refusal = mailbox->report.refusal;
     if (refusal[0] != '\0' && !joined) {

@@ -30,8 +30,8 @@ typedef struct rft_session_report {
     uint64_t epoch;                   /* of the trainer it knows; 0: none */
     uint64_t version;                 /* held */
     refit_error final;                /* status REFIT_OK: there is no final error */
-    char refusal[RFT_SENTENCE_BYTES]; /* why the trainer does not take this worker for now; empty:
-                                         it does */
+    char refusal[RFT_SENTENCE_BYTES]; /* why the trainer does not take this worker for now, or what
+                                         cannot be read of the archive; empty: it does, it can */
     uint64_t applied;                 /* versions */
     uint64_t aborted;                 /* versions */
     uint64_t refused;                 /* messages that broke the protocol */
@@ -62,9 +62,11 @@ typedef struct rft_order {
 #define RFT_MAILBOX_ORDERS 4u
 
 typedef struct rft_mailbox {
-    int ready_fd;          /* set while take would not wait */
-    int wake_fd;           /* set while the service thread has something to look at */
-    const char *endpoint;  /* where the trainer is to be; borrowed, set before the thread starts */
+    int ready_fd;         /* set while take would not wait */
+    int wake_fd;          /* set while the service thread has something to look at */
+    const char *endpoint; /* where the trainer is to be, or the folder of an archive; borrowed; with
+                             the next one set before the thread starts */
+    bool archive;         /* it is a folder */
     atomic_bool cancelled; /* by rft_mailbox_cancel, until a take has said so */
     rft_mutex lock;
     rft_image *ready;                     /* guarded by lock */

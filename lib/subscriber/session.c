@@ -43,7 +43,6 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/sysinfo.h>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -60,14 +59,6 @@
 static void session_send(rft_session *session, const rft_message *message)
 {
     (void)rft_send_queue_put(&session->send_queue, NULL, message, &session->limits, NULL);
-}
-
-/* No version can be larger, wherever it lies: shared memory can be swapped out. */
-static uint64_t machine_memory(void)
-{
-    struct sysinfo info;
-    if (sysinfo(&info) != 0) return 0;
-    return ((uint64_t)info.totalram + info.totalswap) * info.mem_unit;
 }
 
 static bool shares_images(const refit_config *config)
@@ -89,7 +80,7 @@ void rft_session_init(rft_session *session, const refit_config *config,
         .next_beat = now,
         .heard = now,
     };
-    session->limits.memory_bytes = machine_memory();
+    session->limits.memory_bytes = rft_images_room();
     if (shares_images(config)) rft_segment_place(session->place);
     rft_receive_init(&session->receive, config, &session->images, &session->send_queue,
                      &session->limits);

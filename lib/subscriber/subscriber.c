@@ -2,7 +2,8 @@
  * The worker's end: refit_subscriber_*, and refit_update_* for the version in the caller's hands.
  *
  * The protocol runs on the service thread, which runs the session; a call of the caller exchanges
- * data with it in the mailbox and never waits for it, but for close, which joins it.
+ * data with it in the mailbox and never waits for it, but for close, which joins it. A subscriber
+ * of an archive has a follower in the place of session and socket (follower.c).
  *
  * The image and its manifest stay as they are while the update is open (the session's rule), so
  * they are read here without a lock. Decisions go to the mailbox as orders. Bytes in the trainer's
@@ -20,6 +21,7 @@
 #include "base/random.h"
 #include "config/config.h"
 #include "device/device_uuid.h"
+#include "subscriber/follower.h"
 #include "subscriber/gpu_copy.h"
 #include "subscriber/in_place.h"
 #include "subscriber/session.h"
@@ -40,8 +42,9 @@ typedef struct subscriber_service {
     rft_mailbox mailbox;
     rft_thread thread;
     /* From start to stop these belong to the service thread alone. */
-    rft_channel *channel;
+    rft_channel *channel; /* NULL: it follows an archive, and has no session */
     rft_session session;
+    rft_follower follower;
 } subscriber_service;
 
 #define MESSAGES_PER_PASS 16u
@@ -149,28 +152,49 @@ static refit_status name_worker(subscriber_service *service, refit_error *error)
     return REFIT_OK;
 }
 
-/* Connects and starts the thread; config is copied. */
-static refit_status start_service(subscriber_service *service, const char *endpoint,
-                                  const refit_config *config, refit_error *error)
+/* The session and its channel, or the follower. */
+static void close_source(subscriber_service *service)
 {
-    refit_status status;
-    service->config = *config;
-    RFT_TRY(name_worker(service, error));
-    RFT_TRY(rft_mailbox_open(&service->mailbox, error));
-    RFT_TRY_GOTO(rft_channel_connect(endpoint, config, &service->channel, error), undo_mailbox);
+    if (service->channel == NULL) {
+        rft_follower_close(&service->follower);
+        return;
+    }
+    rft_session_close(&service->session);
+    rft_channel_close(service->channel);
+}
+
+static refit_status connect_to(subscriber_service *service, const char *endpoint,
+                               refit_error *error)
+{
+    RFT_TRY(rft_channel_connect(endpoint, &service->config, &service->channel, error));
     service->mailbox.endpoint = rft_channel_endpoint(service->channel);
     service->identity.near = rft_channel_is_local(service->channel);
     rft_session_init(&service->session, &service->config, &service->identity, &service->mailbox,
                      rft_now());
-    RFT_TRY_GOTO(rft_thread_start(&service->thread, "refit-worker", listen_on, service, error),
-                 undo_session);
     return REFIT_OK;
+}
 
-undo_session:
-    rft_session_close(&service->session);
-    rft_channel_close(service->channel);
-undo_mailbox:
-    rft_mailbox_close(&service->mailbox);
+/* Connects, or finds out which archive to follow, and starts the thread; config is copied. */
+static refit_status start_service(subscriber_service *service, const char *endpoint,
+                                  const refit_config *config, refit_error *error)
+{
+    const char *folder = rft_follower_folder(endpoint);
+    service->config = *config;
+    RFT_TRY(name_worker(service, error));
+    RFT_TRY(rft_mailbox_open(&service->mailbox, error));
+    refit_status status =
+        folder == NULL
+            ? connect_to(service, endpoint, error)
+            : rft_follower_open(&service->follower, folder, &service->config,
+                                service->identity.worker, &service->mailbox, rft_now(), error);
+    if (status == REFIT_OK) {
+        status = folder == NULL
+                     ? rft_thread_start(&service->thread, "refit-worker", listen_on, service, error)
+                     : rft_thread_start(&service->thread, "refit-follower", rft_follower_run,
+                                        &service->follower, error);
+        if (status != REFIT_OK) close_source(service);
+    }
+    if (status != REFIT_OK) rft_mailbox_close(&service->mailbox);
     return status;
 }
 
@@ -180,8 +204,7 @@ static void stop_service(subscriber_service *service, rft_image *still_read)
     rft_mailbox_shut(&service->mailbox);
     rft_thread_join(service->thread);
     if (still_read != NULL) rft_image_abandon(still_read);
-    rft_session_close(&service->session);
-    rft_channel_close(service->channel);
+    close_source(service);
     rft_mailbox_close(&service->mailbox);
 }
 
@@ -267,7 +290,7 @@ refit_status refit_subscriber_use_device(refit_subscriber *subscriber, refit_dev
     if (subscriber->device == device) return REFIT_OK;
     RFT_REFUSE_IF(subscriber->device != NULL, error, REFIT_ERR_STATE,
                   "the subscriber has another device already, until it is closed");
-    bool off = config->broadcast_gpu == REFIT_GPU_OFF;
+    bool off = config->broadcast_gpu == REFIT_GPU_OFF || subscriber->service.channel == NULL;
     refit_status status = off ? REFIT_OK : check_shares(config, device, &why);
     RFT_REFUSE_IF(status != REFIT_OK && config->broadcast_gpu == REFIT_GPU_REQUIRE, error, status,
                   "broadcast.gpu is require, but %s", why.text);

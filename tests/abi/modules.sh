@@ -27,7 +27,7 @@ modules_left_of() {
     net) echo base config trust wire net ;;
     store) echo base config device memory wire net store ;;
     publisher) echo base config device memory wire net store publisher ;;
-    subscriber) echo base config device memory wire net store subscriber ;;
+    subscriber) echo base config device memory wire archive net store subscriber ;;
     controller) echo base config device memory transfer offload publisher controller ;;
     kernels) echo base kernels ;;
     esac

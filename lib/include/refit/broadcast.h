@@ -346,6 +346,7 @@ typedef enum refit_path {
     REFIT_PATH_SHM = 2,      /* the store, mapped */
     REFIT_PATH_CUDA_IPC = 3, /* the memory of the GPU that both are on, mapped */
     REFIT_PATH_NEIGHBOR = 4, /* the image that another worker of its host received, mapped */
+    REFIT_PATH_ARCHIVE = 5,  /* the files of an archive */
 } refit_path;
 
 /* What is known of one worker, subscribed or lost in the last version. */
