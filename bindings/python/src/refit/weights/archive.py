@@ -16,6 +16,7 @@ import ctypes
 import operator
 import os
 import re
+import secrets
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -26,9 +27,12 @@ from refit._c.config import ConfigLike, make_config
 from refit._c.handle import Handle
 from refit._c.library import call, encoded, lib
 from refit.errors import InvalidError, NotFoundError, RefitError, UnsupportedError
-from refit.weights import load
+from refit.weights import load, manifest
+from refit.weights.manifest import Tensors
+from refit.weights.source import Weight, in_row_order, weight_named
 from refit.weights.update import Update
 from refit.weights.view import View, entries_of
+from refit.weights.writer import copy_of
 
 if TYPE_CHECKING:
     import numpy
@@ -207,6 +211,8 @@ class Archive(Handle):
         **overrides: Any,
     ) -> None:
         self._call_lock = CallLock("Archive")
+        self._epoch = secrets.randbits(64) | 1
+        self._kept = 0
         settled = make_config(config, overrides)
         mode = abi.REFIT_ARCHIVE_WRITE if write else abi.REFIT_ARCHIVE_READ
         where = encoded(os.fspath(folder), "the folder")
@@ -252,8 +258,13 @@ class Archive(Handle):
         with self._call_lock:
             return Snapshot(self._live, of, _number(version, "a version"))
 
-    def keep(self, update: Update) -> ArchivedVersion:
+    def keep(self, update: Update | Tensors, *, version: int | None = None) -> ArchivedVersion:
         """Writes a received version, while it is open, and says what became of it.
+
+        Or a trainer's own weights, named as for ``Publisher.publish``, such as
+        ``refit.named_weights(model)``: as ``version``, or the one after that which this object kept
+        last, from 1 on. Each object that keeps weights counts as a trainer of its own. Those of a
+        GPU, and what an iterator gives, are copied to the host first, all of them.
 
         One that is there already is compared, and nothing is written. A file has its name when its
         bytes are on the disk, and only if they are those that the trainer has digested. Blocks for
@@ -265,6 +276,10 @@ class Archive(Handle):
         nothing of it is left then (if the disk refuses even that, ``len`` counts it), and the
         version after it can be kept all the same.
         """
+        if not isinstance(update, Update):
+            return self._keep_weights(update, version)
+        if version is not None:
+            raise InvalidError("a received version has its number: give none")
         if update.device != "cpu":
             raise UnsupportedError(
                 "an update in a GPU's memory cannot be archived: its bytes are "
@@ -276,13 +291,33 @@ class Archive(Handle):
             )
         with self._call_lock:
             pointer = self._live
-            version, _held = _version_of(update)
-            try:
-                call(lib.refit_archive_write, pointer, ctypes.byref(version))
-                return _described(lib.refit_archive_commit, pointer)
-            except BaseException:  # Ctrl-C between the two, or after them
-                lib.refit_archive_abort(pointer, None)
-                raise
+            described, _held = _version_of(update)
+            return self._write(pointer, described)
+
+    def _keep_weights(self, weights: Tensors, version: int | None) -> ArchivedVersion:
+        number = self._kept + 1 if version is None else _number(version, "a version")
+        tensors, rows, _held = _host_rows(weights)
+        described = abi.refit_archive_version(
+            size=ctypes.sizeof(abi.refit_archive_version),
+            epoch=self._epoch,
+            version=number,
+            tensors=tensors,
+            weights=rows,
+            count=len(tensors),
+            weight_count=len(rows),
+        )
+        with self._call_lock:
+            info = self._write(self._live, described)
+            self._kept = number
+            return info
+
+    def _write(self, pointer: int, version: Any) -> ArchivedVersion:
+        try:
+            call(lib.refit_archive_write, pointer, ctypes.byref(version))
+            return _described(lib.refit_archive_commit, pointer)
+        except BaseException:  # Ctrl-C between the two, or after them
+            lib.refit_archive_abort(pointer, None)
+            raise
 
     def prune(self, anchors: int) -> int:
         """Removes what is older than the last ``anchors`` anchors and what builds on them.
@@ -351,6 +386,32 @@ def _version_of(update: Update) -> tuple[Any, Any]:
         weight_count=originals,
     )
     return version, (tensors, weights, digest)
+
+
+def _host_rows(weights: Tensors) -> tuple[Any, Any, list[Weight]]:
+    """Weights as refit_archive_write takes them, and what holds their bytes. InvalidError,
+    UnsupportedError, StateError."""
+    together = manifest.is_settled(weights)
+    given = manifest.pairs_of(weights)
+    pairs = [(name, tensor if together else copy_of(name, tensor)) for name, tensor in given]
+    found = manifest.collect(pairs, ties=together)
+    numbers = [row.number for rows in found.rows.values() for row in rows]
+    numbers += [number for number, _ in found.scattered]
+    held = [_host_weight(*pairs[number]) for number in numbers]
+    rows = (abi.refit_weight * len(numbers))()
+    for row, number, weight in zip(rows, numbers, held, strict=True):
+        row.tensor, row.memory, row.bytes = number, weight.pointer, weight.nbytes
+    return manifest.to_c(found.specs), rows, held
+
+
+def _host_weight(name: str, tensor: Any) -> Weight:
+    """In host memory and in row order."""
+    weight = weight_named(name, tensor)
+    if weight.device >= 0:
+        if not hasattr(tensor, "data_ptr"):
+            raise UnsupportedError(f"{name} is in a GPU's memory: give a tensor of PyTorch")
+        weight = weight_named(name, tensor.detach().to("cpu"))
+    return in_row_order(weight)
 
 
 def materialize(

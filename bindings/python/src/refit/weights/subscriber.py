@@ -48,9 +48,11 @@ class SubscriberInfo:
     worker: str
     """The name it goes by."""
     connected: bool
-    """Whether a trainer has welcomed it, and its heart beats."""
+    """Whether a trainer has welcomed it, and its heart beats; of an archive, whether it can be
+    read."""
     path: str
-    """How it gets the bytes: "none" (nothing yet), "socket", "shm", "cuda_ipc", "neighbor"."""
+    """How it gets the bytes: "none" (nothing yet), "socket", "shm", "cuda_ipc", "neighbor" or
+    "archive"."""
     epoch: int
     """Of the trainer it knows: another one after a restart; 0 for none."""
     version: int
@@ -81,20 +83,24 @@ class Subscriber(Handle):
     """Subscribes at ``endpoint`` (None: broadcast.endpoint of the configuration).
 
     That is "user://refit" by default, where ``Publisher()`` of the same user binds. Returns at
-    once, whether or not the trainer is there. ``worker`` is the name that the trainer reports it
-    under (None: made of host, process and a random part); with keys the trainer puts the name of
-    the worker's key in front of it (``Worker.name``). ``timeout`` in seconds is for waits that give
-    none of their own; None waits without a limit. ``idle_timeout`` in seconds
-    (broadcast.idle_timeout_ms) ends a worker whose trainer is gone, however that ended: when it has
-    heard no trainer for so long, counted from here on, a ``for`` loop ends and ``next`` raises
-    ClosedError, for good. A trainer that ends the training does so at once (``Publisher.close``). A
-    trainer that is there is heard, however long it trains; give more than one takes to start, and
-    more than broadcast.heartbeat_timeout_ms (5 s). None: no limit.
+    once, whether or not the trainer is there. ``archive`` in its place is the folder of an archive,
+    which is followed instead of a trainer (the endpoint "archive://FOLDER"): the newest version,
+    then each newer one, read from its files and checked; a folder that is not there or cannot be
+    read is waited for, as a trainer is, and ``idle_timeout`` counts how long. ``worker`` is the
+    name that the trainer reports it under (None: made of host, process and a random part); with
+    keys the trainer puts the name of the worker's key in front of it (``Worker.name``). ``timeout``
+    in seconds is for waits that give none of their own; None waits without a limit.
+    ``idle_timeout`` in seconds (broadcast.idle_timeout_ms) ends a worker whose trainer is gone,
+    however that ended: when it has heard no trainer for so long, counted from here on, a ``for``
+    loop ends and ``next`` raises ClosedError, for good. A trainer that ends the training does so at
+    once (``Publisher.close``). A trainer that is there is heard, however long it trains; give more
+    than one takes to start, and more than broadcast.heartbeat_timeout_ms (5 s). None: no limit.
     ``parts``: take these of each version alone, and have nothing else sent: names of tensors, or a
     mapping from names to slices of their first dimensions (None: the whole tensor), such as
     ``{"lm_head.weight": (slice(0, 1000),), "model.layers.3.*": None}``. A name that ends with ``*``
     stands for all that begin so. An update then has these tensors alone, and of a tensor its part:
-    ``update["lm_head.weight"].shape`` is (1000, …). See refit_subscriber_select.
+    ``update["lm_head.weight"].shape`` is (1000, …). See refit_subscriber_select; not of an
+    archive.
     ``device`` is the GPU that the engine is on, to read the weights of a trainer there where they
     lie. "auto": PyTorch's current one, once the process uses CUDA; None: none; or what
     ``use_device`` takes. ``config`` and ``overrides``: as of ``Publisher``. Starts a service thread
@@ -108,6 +114,7 @@ class Subscriber(Handle):
         self,
         endpoint: str | None = None,
         *,
+        archive: str | os.PathLike[str] | None = None,
         worker: str | None = None,
         config: ConfigLike = None,
         timeout: float | None = None,
@@ -131,6 +138,10 @@ class Subscriber(Handle):
             overrides["broadcast_worker"] = worker
         if idle_timeout is not None:
             overrides["broadcast_idle_timeout_ms"] = _milliseconds(idle_timeout)
+        if archive is not None:
+            if endpoint is not None:
+                raise InvalidError("a Subscriber has an endpoint or an archive, not both")
+            endpoint = f"archive://{os.fsdecode(archive)}"
         settled = make_config(config, overrides)
         text = None if endpoint is None else encoded(endpoint, "an endpoint")
         self._stage_s: float = settled.get("broadcast.stage_timeout_ms") / 1000

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-PATHS = ("none", "socket", "shm", "cuda_ipc", "neighbor")
+PATHS = ("none", "socket", "shm", "cuda_ipc", "neighbor", "archive")
 """How bytes reach a worker, by refit_path."""
 
 

@@ -50,7 +50,7 @@ def settled(weights: Tensors) -> Tensors:
     """Weights that can be looked at before they are sent: of what an iterator gives, copies."""
     if is_settled(weights) or callable(getattr(weights, "manifest", None)):
         return weights
-    return [(name, _copy_of(name, tensor)) for name, tensor in pairs_of(weights)]
+    return [(name, copy_of(name, tensor)) for name, tensor in pairs_of(weights)]
 
 
 def copied(weight: Weight) -> Weight | None:
@@ -69,7 +69,8 @@ def copied(weight: Weight) -> Weight | None:
     return weight._replace(tensor=made, pointer=made.data_ptr())
 
 
-def _copy_of(name: str, tensor: Any) -> Any:
+def copy_of(name: str, tensor: Any) -> Any:
+    """In memory of its own on the host; an ``Alias`` as it is. UnsupportedError."""
     if isinstance(tensor, Alias):
         return tensor
     weight = weight_named(name, tensor)
