@@ -17,6 +17,9 @@ typedef enum cli_status {
     CLI_SIGNAL = 128, /* and the signal's number */
 } cli_status;
 
+/* An endpoint that names the folder of an archive begins so. */
+#define CLI_ARCHIVE_SCHEME "archive://"
+
 /* `arguments` are those after the command's name. */
 typedef struct cli_command {
     const char *name;

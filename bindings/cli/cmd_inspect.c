@@ -188,6 +188,7 @@ static int run_inspect(int count, char **arguments)
         return cli_complain(CLI_USAGE, "inspect what? A file, a folder or an endpoint");
     int status = cli_settings_load(&job.settings, &job.config);
     if (status != CLI_DONE) return status;
+    if (strstr(job.path, CLI_ARCHIVE_SCHEME) == job.path) job.path += strlen(CLI_ARCHIVE_SCHEME);
     if (strstr(job.path, "://") != NULL) return inspect_endpoint(&job);
     bool folder = stat(job.path, &found) == 0 && S_ISDIR(found.st_mode);
     return folder ? cli_inspect_folder(&job) : inspect_file(&job);

@@ -1,5 +1,6 @@
 /*
- * refit subscribe: each committed version as a safetensors file, in an archive, or both.
+ * refit subscribe: each committed version as a safetensors file, in an archive, or both. It comes
+ * from a trainer, or from the folder of an archive that another process writes.
  *
  * A version is accepted once its bytes are on the disk, and its files get their names after that:
  * an accept that fails (the bytes may be torn) leaves no file. A version that cannot be written, or
@@ -27,12 +28,15 @@
 #define WAIT_MS 60000 /* one wait of those that have no end of their own */
 #define HINT_MS 5000  /* until the hint that no trainer has answered */
 
+#define PATH_ROOM 4096
+
 typedef struct subscribe_job {
     cli_settings settings;
     refit_config config;
-    const char *endpoint; /* NULL: broadcast.endpoint */
-    const char *dir;      /* NULL: no safetensors files */
-    const char *archive;  /* NULL: none */
+    const char *endpoint;     /* NULL: broadcast.endpoint */
+    char followed[PATH_ROOM]; /* that of a folder */
+    const char *dir;          /* NULL: no safetensors files */
+    const char *archive;      /* NULL: none */
     const char *name;
     uint32_t count;         /* 0: no end */
     uint32_t keep;          /* anchors of the archive; 0: all */
@@ -67,6 +71,7 @@ static const cli_flag flags[] = {
     {NULL, false},
 };
 
+/* An endpoint has ://, as of refit inspect; else it is a folder, which need not be there yet. */
 static bool take_endpoint(subscribe_job *job, const char *value)
 {
     if (job->endpoint != NULL) {
@@ -74,7 +79,13 @@ static bool take_endpoint(subscribe_job *job, const char *value)
         return false;
     }
     job->endpoint = value;
-    return true;
+    if (strstr(value, "://") != NULL) return true;
+    const int length =
+        snprintf(job->followed, sizeof job->followed, CLI_ARCHIVE_SCHEME "%s", value);
+    job->endpoint = job->followed;
+    if (length < (int)sizeof job->followed) return true;
+    (void)cli_complain(CLI_USAGE, "the path of the folder is too long");
+    return false;
 }
 
 static bool take_flag(subscribe_job *job, int flag, const char *value)
@@ -140,7 +151,9 @@ static void hint(subscribe_job *job)
     job->hinted = true;
     if (refit_subscriber_describe(job->subscriber, &info, NULL) != REFIT_OK) return;
     if (info.epoch != 0 || cli_said() != job->said) return;
-    (void)cli_complain(CLI_DONE, "no trainer has answered at %s yet: waiting%s", endpoint,
+    const bool archive = strstr(endpoint, CLI_ARCHIVE_SCHEME) == endpoint;
+    (void)cli_complain(CLI_DONE, "no %s at %s yet: waiting%s",
+                       archive ? "version is" : "trainer has answered", endpoint,
                        job->timeout_s > 0 ? "" : " (--timeout S ends that)");
 }
 
@@ -334,7 +347,7 @@ static int run_subscribe(int count, char **arguments)
 const cli_command cli_subscribe = {
     .name = "subscribe",
     .summary = "write each committed version to files",
-    .usage = "usage: refit subscribe [ENDPOINT] [--out DIR] [--archive DIR [--keep N]]\n"
+    .usage = "usage: refit subscribe [ENDPOINT|FOLDER] [--out DIR] [--archive DIR [--keep N]]\n"
              "                       [--count K] [--timeout S] [--name N] [--config FILE]\n"
              "                       [--set KEY=VALUE]...\n"
              "\n"
@@ -342,7 +355,8 @@ const cli_command cli_subscribe = {
              "renamed, and points DIR/latest to it; or to an archive, in which versions\n"
              "between anchors are kept as what changed. Prints one line for each file.\n"
              "\n"
-             "  ENDPOINT         where the publisher binds; default: broadcast.endpoint\n"
+             "  ENDPOINT|FOLDER  where the publisher binds (default: broadcast.endpoint), or an\n"
+             "                   archive to follow, waited for if it is not there\n"
              "  --out DIR        safetensors files; made if missing, for this user alone\n"
              "  --archive DIR    an archive, made the same way; refit materialize reads it\n"
              "  --keep N         only the last N anchors of it and what builds on them\n"
