@@ -151,7 +151,8 @@ const rft_option rft_options[] = {
      "the first that there can be: give each trainer of a user a name of its own; * is any that is "
      "free. ipc://PATH is one at a path. "
      "tcp://ADDRESS:PORT without keys (security.key) is open to every user of this machine, even "
-     "at 127.0.0.1. inproc://NAME stays in the process."},
+     "at 127.0.0.1. inproc://NAME stays in the process. A subscriber also takes archive://FOLDER, "
+     "and follows the archive in that folder."},
     {"broadcast.worker", IN(broadcast_worker), RFT_TEXT, "", 0, LONGEST(broadcast_worker), "text",
      "The name under which a subscriber appears in reports. Empty: host name, process id and a "
      "random part. Set it to the rank that your framework knows. With keys it begins with the name "
@@ -211,7 +212,8 @@ const rft_option rft_options[] = {
     {"broadcast.commit_timeout_ms", IN(broadcast_commit_timeout_ms), RFT_TIME, "30s", 1, 24 * HOUR,
      "ms", "From the commit until all have applied it; allow for what the engine does to load it."},
     {"broadcast.heartbeat_ms", IN(broadcast_heartbeat_ms), RFT_TIME, "1s", 1, HOUR, "ms",
-     "Time between two beats of a quiet connection."},
+     "Time between two beats of a quiet connection, and between two looks into the folder of an "
+     "archive that is followed."},
     {"broadcast.heartbeat_timeout_ms", IN(broadcast_heartbeat_timeout_ms), RFT_TIME, "5s", 1, HOUR,
      "ms",
      "Silence after which a peer counts as lost. Longer than broadcast.heartbeat_ms; raise it "
@@ -248,7 +250,8 @@ const rft_option rft_options[] = {
     {"broadcast.idle_timeout_ms", IN(broadcast_idle_timeout_ms), RFT_TIME, "0", 0, 24 * HOUR, "ms",
      "A worker ends when it has heard no trainer for so long, counted from its start on. A trainer "
      "that trains for hours is heard all the time; one that was killed is not. Longer than "
-     "broadcast.heartbeat_timeout_ms, and than a trainer takes to start; 0: it waits without end."},
+     "broadcast.heartbeat_timeout_ms, and than a trainer takes to start; 0: it waits without end. "
+     "The same holds for an archive that cannot be read."},
 
     {"limits.workers", IN(limits_workers), RFT_COUNT, "256", 1, 65536, "workers",
      "Workers that a publisher takes; more are refused."},

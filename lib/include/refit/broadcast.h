@@ -389,11 +389,21 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_stats(refit_publisher *p
  * of this user or root, at a path that others cannot lead elsewhere; that is looked at here, and
  * again at each connection.
  *
+ * "archive://FOLDER" follows an archive (refit/advanced/archive.h) in the place of a trainer:
+ * archive:///mnt/weights, or archive://kept in the directory of this call. The folder is looked
+ * into every broadcast.heartbeat_ms; its newest version, by run and number, is committed to this
+ * worker as soon as it was read and checked, later ones alike; those that were missed are passed
+ * over. A version is built on the one in memory where its files do, or else on its anchor. A file
+ * that is damaged, cut short, removed or above limits.* is named in the log and passed over until
+ * it changes. A folder that is not there or cannot be read is waited for, as a trainer is. Takes
+ * memory for two versions and a few frames; nothing is written.
+ *
  * Errors:
- * - REFIT_ERR_INVALID: port 0 or * among it, which only a publisher binds
+ * - REFIT_ERR_INVALID: port 0 or * among it, which only a publisher binds; no folder
+ * - REFIT_ERR_CONFIG: also broadcast.shm or broadcast.gpu: require, with an archive
  * - REFIT_ERR_IO: a key file, or the folder of user:// cannot be made
  * - REFIT_ERR_UNSUPPORTED: no CURVE
- * - REFIT_ERR_CONFIG, REFIT_ERR_SECURITY, REFIT_ERR_HOST_MEMORY, REFIT_ERR_SYSTEM
+ * - REFIT_ERR_SECURITY, REFIT_ERR_HOST_MEMORY, REFIT_ERR_SYSTEM
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_subscriber_open(const char *endpoint,
                                                               const refit_config *config,
@@ -463,7 +473,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_subscriber_select(refit_subscriber
  * Errors:
  * - REFIT_ERR_TIMEOUT: a GPU has not ended the copies of the version before; or nothing new yet;
  * the sentence says whether there is a trainer, or that the handshake failed, which may pass (a
- * wrong security.server_key is reported so, too)
+ * wrong security.server_key is reported so, too), or what cannot be read of an archive
  * - REFIT_ERR_STATE: an update is open; or broadcast.gpu is require and refit_subscriber_use_device
  *   was not called
  * - REFIT_ERR_SECURITY, REFIT_ERR_PROTOCOL: the trainer refused this worker for good. Its key was
@@ -471,7 +481,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_subscriber_select(refit_subscriber
  *   user has listened at an ipc path that is used without keys, each for
  *   broadcast.heartbeat_timeout_ms; or the trainer speaks another version of the protocol
  * - REFIT_ERR_CLOSED, from then on: the trainer has ended (refit_publisher_end), or none was heard
- *   for broadcast.idle_timeout_ms; a trainer that is there is heard however long it trains
+ *   for broadcast.idle_timeout_ms; a trainer that is there is heard however long it trains. Or no
+ *   archive could be read for so long; one that can be read may be without new versions
  * - REFIT_ERR_CANCELLED: after refit_subscriber_wake
  * - REFIT_ERR_SYSTEM: broadcast.shm is require and the trainer's memory cannot be shared
  * - with broadcast.gpu: require: REFIT_ERR_UNSUPPORTED if the trainer is on another GPU, and those
@@ -497,7 +508,7 @@ REFIT_API int refit_subscriber_fd(const refit_subscriber *subscriber);
 typedef struct refit_subscriber_info {
     size_t size;       /* sizeof(refit_subscriber_info), set by the caller */
     char worker[64];   /* the name it goes by */
-    uint8_t connected; /* 1: welcomed, and the trainer's heart beats */
+    uint8_t connected; /* 1: welcomed, and the trainer's heart beats; or the archive is readable */
     refit_path path;
     uint64_t epoch;   /* of the trainer it knows; 0 for none */
     uint64_t version; /* applied; 0 for none */

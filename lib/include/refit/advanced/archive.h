@@ -19,6 +19,8 @@
  * A restarted writer goes on from the last version, which it reads back; where that is not
  * possible, it says why in the log and begins with an anchor.
  *
+ * refit_subscriber_open with "archive://FOLDER" follows an archive as if it were a trainer.
+ *
  * One process writes, any number read meanwhile. The writer keeps the last version's weights in
  * memory, once, and a few frames; a snapshot has its own weights, once. No thread of its own.
  */

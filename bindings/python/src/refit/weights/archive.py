@@ -7,6 +7,8 @@
             with update:
                 archive.keep(update)
 
+    archive.keep(refit.named_weights(model))           # or in a trainer, whose engines follow it
+
 An archive is a folder with whole versions and, between them, what changed since the one before. How
 a file looks, and how one is rebuilt and checked, is known to the C library
 (refit/advanced/archive.h).
