@@ -23,6 +23,7 @@ from refit.errors import (  # noqa: E402
 from refit.integrations import _vllm_extension as extension  # noqa: E402
 from refit.integrations import vllm  # noqa: E402
 from refit.integrations._vllm_extension import load  # noqa: E402
+from refit.weights.archive import Archive  # noqa: E402
 from stand_ins.trainer import WAIT_S, Trainer, trainer  # noqa: E402
 
 GROUPS = ("tp", "pcp", "pp")
@@ -172,6 +173,27 @@ def test_a_version_that_is_written_directly_empties_the_caches_too(
         assert all(bool((one == version).all()) for one in runner.model.parameters())
         assert {"reset_lora_state", "reset_encoder_cache", "reset_mm_cache"} <= {*runner.calls}
     assert ("reload" in runner.calls) is moves
+    worker.refit_close()
+
+
+def test_versions_are_taken_from_an_archive(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _be_alone(monkeypatch)
+    _put(monkeypatch, "vllm.config", {})
+    runner = CachingRunner()
+    worker = _worker(runner, parallel_config=SimpleNamespace(world_size=1, enable_eplb=False))
+    with Archive(tmp_path / "kept", write=True) as archive:
+        assert "error" not in worker.refit_connect(f"archive://{tmp_path}/kept")
+        for version in (1, 2):
+            archive.keep(
+                {
+                    name: torch.full_like(one, version)
+                    for name, one in runner.model.named_parameters()
+                }
+            )
+            assert worker.refit_update(timeout=WAIT_S) == {"version": version}
+            assert all(bool((one == version).all()) for one in runner.model.parameters())
     worker.refit_close()
 
 

@@ -1,5 +1,6 @@
 /* Following an archive, with the time and the user by hand: which version comes, from which files,
  * and what becomes of files that cannot be used. */
+#include <errno.h>
 #include <stdio.h>
 #include <unistd.h>
 
@@ -9,6 +10,43 @@
 #include "tests/support/failing_alloc.h"
 #include "tests/support/heard.h"
 #include "tests/support/test.h"
+
+/* ---- Calls that fail: the linker puts these before the system's */
+
+static unsigned calls, fatal; /* the n-th fails; 0: none */
+static int reason;
+static bool lasting; /* and all after it */
+
+static bool is_hit(void)
+{
+    if (fatal == 0 || ++calls < fatal || (calls > fatal && !lasting)) return false;
+    errno = reason;
+    return true;
+}
+
+ssize_t __real_pread(int file, void *bytes, size_t count, off_t at);
+int __real_openat(int folder, const char *name, int flags, unsigned mode);
+int __real_open(const char *name, int flags, unsigned mode);
+ssize_t __wrap_pread(int file, void *bytes, size_t count, off_t at);
+int __wrap_openat(int folder, const char *name, int flags, unsigned mode);
+int __wrap_open(const char *name, int flags, unsigned mode);
+
+ssize_t __wrap_pread(int file, void *bytes, size_t count, off_t at)
+{
+    return is_hit() ? -1 : __real_pread(file, bytes, count, at);
+}
+
+int __wrap_openat(int folder, const char *name, int flags, unsigned mode)
+{
+    return is_hit() ? -1 : __real_openat(folder, name, flags, mode);
+}
+
+int __wrap_open(const char *name, int flags, unsigned mode)
+{
+    return is_hit() ? -1 : __real_open(name, flags, mode);
+}
+
+/* ---- */
 
 #define SMALL 10u     /* elements: files of some hundred bytes */
 #define LARGE 200000u /* several frames */
@@ -55,6 +93,7 @@ static int setup(void **state)
 static int teardown(void **state)
 {
     scene *it = *state;
+    fatal = 0;
     leave(it);
     if (it->rig.root[0] != '\0') rig_close(&it->rig);
     heard_end();
@@ -516,6 +555,63 @@ SCENE(no_flipped_bit_reaches_the_user)
         leave(it);
     }
     rig_put_back(&second);
+}
+
+static void fail_from(unsigned nth, int why, bool on)
+{
+    calls = 0;
+    fatal = nth;
+    reason = why;
+    lasting = on;
+}
+
+/* Whichever call it is: the file is not called damaged, and nothing torn is delivered. */
+SCENE(a_call_that_fails_costs_time_alone)
+{
+    const int reasons[] = {EIO, ESTALE, EACCES, EMFILE};
+    begin(it, LARGE, 3);
+    for (unsigned nth = 1;; nth++) {
+        leave(it);
+        follow(it);
+        fail_from(nth, reasons[nth % COUNT_OF(reasons)], false);
+        (void)look(it);
+        bool hit = calls >= nth;
+        fail_from(0, 0, false);
+        rft_image *image = NULL;
+        if (rft_mailbox_take(&it->mailbox, 0, &image, NULL) == REFIT_OK) {
+            uint64_t version = image->id.version;
+            assert_is(it, image, RIG_EPOCH, version);
+            accept(it, image);
+            release(it, image);
+            if (version < 3) apply(it, RIG_EPOCH, 3);
+        } else {
+            apply(it, RIG_EPOCH, 3);
+        }
+        if (!hit) break;
+    }
+}
+
+/* The folder's system is away for a while: the sentence says why, and the version stays. */
+SCENE(a_system_that_is_away_is_waited_for)
+{
+    begin(it, LARGE, 3);
+    for (uint32_t i = 0; i < 4; i++) /* the anchor is half read */
+        rft_follower_tick(&it->follower, it->now);
+    assert_non_null(it->follower.archive);
+    fail_from(1, ESTALE, true);
+    for (uint32_t i = 0; i < 3; i++)
+        (void)look(it);
+    assert_nothing_new(it, strerror(ESTALE));
+    assert_int_equal(it->follower.report.state, RFT_SESSION_CONNECTING);
+    fail_from(0, 0, false);
+    apply(it, RIG_EPOCH, 3);
+    fail_from(1, EACCES, true);
+    (void)look(it);
+    assert_nothing_new(it, strerror(EACCES));
+    assert_int_equal(it->follower.report.version, 3);
+    fail_from(0, 0, false);
+    rig_keep(&it->rig, RIG_EPOCH, 4);
+    apply(it, RIG_EPOCH, 4);
 }
 
 /* ---- The folder */
