@@ -135,11 +135,11 @@ static bool withdraw(rft_follower *follower)
     return true;
 }
 
-/* Whether the newest version is not, or no longer, on its way to the user. */
+/* Whether the newest version is not, or no longer, on its way to the user. Both images are in use:
+ * so it is not the one that the user has decided on, for then the other would be free. */
 static bool take_back(rft_follower *follower)
 {
     if (follower->newest == NULL) return false;
-    if (follower->newest == follower->open) return false;
     return follower->newest != follower->applying || withdraw(follower);
 }
 
