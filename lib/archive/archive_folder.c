@@ -156,7 +156,7 @@ bool rft_archive_entry_parse(const char *name, rft_archive_entry *out)
 
 /* ---- The list ---- */
 
-static int compare(const void *left, const void *right)
+int rft_archive_entry_compare(const void *left, const void *right)
 {
     const rft_archive_entry *a = left, *b = right;
     if (a->run != b->run) return a->run < b->run ? -1 : 1;
@@ -180,7 +180,7 @@ refit_status rft_archive_folder_reserve(rft_archive_folder *folder, refit_error 
 void rft_archive_folder_add(rft_archive_folder *folder, const rft_archive_entry *entry)
 {
     uint32_t at = folder->count++;
-    for (; at > 0 && compare(entry, &folder->entries[at - 1]) < 0; at--)
+    for (; at > 0 && rft_archive_entry_compare(entry, &folder->entries[at - 1]) < 0; at--)
         folder->entries[at] = folder->entries[at - 1];
     folder->entries[at] = *entry;
 }
@@ -227,7 +227,7 @@ static refit_status list(rft_archive_folder *folder, refit_error *error)
     refit_status status = list_all(folder, listing, error);
     (void)closedir(listing);
     if (status != REFIT_OK || folder->count == 0) return status;
-    qsort(folder->entries, folder->count, sizeof *folder->entries, compare);
+    qsort(folder->entries, folder->count, sizeof *folder->entries, rft_archive_entry_compare);
     return REFIT_OK;
 }
 
@@ -246,7 +246,7 @@ const rft_archive_entry *rft_archive_folder_at(const rft_archive_folder *folder,
 {
     const rft_archive_entry key = {.run = run, .version = version, .epoch = epoch};
     if (folder->count == 0) return NULL;
-    return bsearch(&key, folder->entries, folder->count, sizeof key, compare);
+    return bsearch(&key, folder->entries, folder->count, sizeof key, rft_archive_entry_compare);
 }
 
 refit_status rft_archive_folder_run(const rft_archive_folder *folder, uint64_t epoch, uint32_t *run,

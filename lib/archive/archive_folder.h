@@ -70,6 +70,9 @@ const rft_archive_entry *rft_archive_folder_at(const rft_archive_folder *folder,
 refit_status rft_archive_folder_run(const rft_archive_folder *folder, uint64_t epoch, uint32_t *run,
                                     refit_error *error);
 
+/* The order of the list: of two entries, for qsort. */
+int rft_archive_entry_compare(const void *left, const void *right);
+
 void rft_archive_entry_name(const rft_archive_entry *entry, char name[RFT_ARCHIVE_NAME]);
 bool rft_archive_entry_parse(const char *name, rft_archive_entry *out);
 

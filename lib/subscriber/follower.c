@@ -108,14 +108,6 @@ static void end_look(rft_follower *follower)
     follower->archive = NULL;
 }
 
-void rft_follower_close(rft_follower *follower)
-{
-    end_look(follower);
-    rft_images_close(&follower->images);
-    rft_free(follower->folder);
-    follower->folder = NULL;
-}
-
 /* ---- Images */
 
 static void hold(rft_follower *follower, rft_image *image)
@@ -178,32 +170,79 @@ static rft_follower_fault describe(const rft_follower *follower, const rft_archi
     };
 }
 
-static bool is_same_entry(const rft_archive_entry *a, const rft_archive_entry *b)
+/* The place of the note about the file, or where one would be put. */
+static uint32_t find_place(const rft_follower *follower, const rft_archive_entry *entry)
 {
-    return a->run == b->run && a->version == b->version && a->epoch == b->epoch;
+    uint32_t low = 0, high = follower->fault_count;
+    while (low < high) {
+        const uint32_t middle = low + (high - low) / 2;
+        if (rft_archive_entry_compare(&follower->faults[middle]->entry, entry) < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static bool has_note(const rft_follower *follower, uint32_t place, const rft_archive_entry *entry)
+{
+    return place < follower->fault_count &&
+           rft_archive_entry_compare(&follower->faults[place]->entry, entry) == 0;
 }
 
 /* The fault that is known of the file as it is now, or NULL. */
-static rft_follower_fault *find_fault(rft_follower *follower, const rft_archive_entry *entry)
+static const rft_follower_fault *find_fault(const rft_follower *follower,
+                                            const rft_archive_entry *entry)
 {
-    for (uint32_t i = 0; i < RFT_FOLLOWER_FAULTS; i++) {
-        rft_follower_fault *fault = &follower->faults[i];
-        if (!is_same_entry(&fault->entry, entry)) continue;
-        const rft_follower_fault now = describe(follower, entry);
-        bool same = fault->inode == now.inode && fault->bytes == now.bytes &&
-                    fault->seconds == now.seconds && fault->nanoseconds == now.nanoseconds;
-        return same ? fault : NULL;
-    }
-    return NULL;
+    const uint32_t place = find_place(follower, entry);
+    if (!has_note(follower, place, entry)) return NULL;
+    const rft_follower_fault *fault = follower->faults[place];
+    const rft_follower_fault now = describe(follower, entry);
+    bool same = fault->inode == now.inode && fault->bytes == now.bytes &&
+                fault->seconds == now.seconds && fault->nanoseconds == now.nanoseconds;
+    return same ? fault : NULL;
 }
 
-/* Where the note of the file belongs: in the place of an earlier one about it. */
-static rft_follower_fault *place_fault(rft_follower *follower, const rft_archive_entry *entry)
+static bool make_room(rft_follower *follower)
 {
-    for (uint32_t i = 0; i < RFT_FOLLOWER_FAULTS; i++) {
-        if (is_same_entry(&follower->faults[i].entry, entry)) return &follower->faults[i];
+    if (follower->fault_count < follower->fault_room) return true;
+    const uint32_t room = follower->fault_room == 0 ? 16 : follower->fault_room * 2;
+    void *more = rft_realloc(follower->faults, room, sizeof(rft_follower_fault *));
+    if (more == NULL) return false;
+    follower->faults = more;
+    follower->fault_room = room;
+    return true;
+}
+
+/* In the place of an earlier note about the file. Without memory for it, the file is tried and
+ * named again the next time. */
+static void keep_fault(rft_follower *follower, const rft_follower_fault *fault)
+{
+    const uint32_t place = find_place(follower, &fault->entry);
+    if (!has_note(follower, place, &fault->entry)) {
+        rft_follower_fault *made = make_room(follower) ? rft_calloc(1, sizeof *made) : NULL;
+        if (made == NULL) return;
+        rft_follower_fault **at = &follower->faults[place];
+        memmove(at + 1, at, (follower->fault_count++ - place) * sizeof(rft_follower_fault *));
+        *at = made;
     }
-    return &follower->faults[follower->next_fault++ % RFT_FOLLOWER_FAULTS];
+    *follower->faults[place] = *fault;
+}
+
+/* `folder`: only of files that it no longer lists; NULL: all. */
+static void forget_faults(rft_follower *follower, const rft_archive_folder *folder)
+{
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < follower->fault_count; i++) {
+        rft_follower_fault *fault = follower->faults[i];
+        const rft_archive_entry *entry = &fault->entry;
+        if (folder != NULL &&
+            rft_archive_folder_at(folder, entry->run, entry->version, entry->epoch) != NULL)
+            follower->faults[kept++] = fault;
+        else
+            rft_free(fault);
+    }
+    follower->fault_count = kept;
 }
 
 static bool is_damage(refit_status status)
@@ -222,15 +261,26 @@ static void say_fault(rft_follower *follower, const rft_follower_fault *fault)
 static void note_fault(rft_follower *follower, const rft_archive_entry *entry,
                        const refit_error *why)
 {
-    bool known = find_fault(follower, entry) != NULL;
-    rft_follower_fault *fault = place_fault(follower, entry);
-    *fault = describe(follower, entry);
-    fault->damaged = is_damage((refit_status)why->status);
-    rft_text_say(fault->why, sizeof fault->why, "%s: %s", follower->folder, why->text);
+    const bool known = find_fault(follower, entry) != NULL;
+    rft_follower_fault fault = describe(follower, entry);
+    fault.damaged = is_damage((refit_status)why->status);
+    rft_text_say(fault.why, sizeof fault.why, "%s: %s", follower->folder, why->text);
     follower->report.aborted += known ? 0 : 1;
     rft_log(known ? REFIT_LOG_DEBUG : REFIT_LOG_WARNING,
-            "worker %s cannot use a file of its archive: %s", follower->worker, fault->why);
-    say_fault(follower, fault);
+            "worker %s cannot use a file of its archive: %s", follower->worker, fault.why);
+    say_fault(follower, &fault);
+    keep_fault(follower, &fault);
+}
+
+void rft_follower_close(rft_follower *follower)
+{
+    end_look(follower);
+    rft_images_close(&follower->images);
+    forget_faults(follower, NULL);
+    rft_free(follower->faults);
+    rft_free(follower->folder);
+    follower->faults = NULL;
+    follower->folder = NULL;
 }
 
 /* ---- Which version */
@@ -273,8 +323,11 @@ static bool has_damage(rft_follower *follower, const rft_archive_entry *first,
                        const rft_archive_entry *last, const rft_archive_entry **damaged,
                        bool *suspect)
 {
+    const rft_archive_entry *entries = follower->archive->folder.entries;
+    const uint32_t from = (uint32_t)(first - entries);
     *suspect = false;
-    for (const rft_archive_entry *entry = last; entry >= first; entry--) {
+    for (uint32_t i = (uint32_t)(last - entries) + 1; i-- > from;) {
+        const rft_archive_entry *entry = &entries[i];
         const rft_follower_fault *fault = find_fault(follower, entry);
         if (entry->epoch != last->epoch || fault == NULL) continue;
         *suspect = true;
@@ -294,6 +347,7 @@ static refit_status begin(rft_follower *follower, const rft_archive_entry *last,
     rft_archive_base base;
     const rft_archive_base *on = find_base(follower, &base);
     bool careful;
+    if (has_damage(follower, last, last, fault, &careful)) return REFIT_ERR_CORRUPT;
     RFT_TRY(rft_archive_chain_first(follower->archive, last, on, fault, error));
     const rft_archive_entry *first = *fault;
     if (has_damage(follower, first, last, fault, &careful)) return REFIT_ERR_CORRUPT;
@@ -372,6 +426,7 @@ static void look(rft_follower *follower, int64_t now)
         miss_folder(follower, &why, now);
         return;
     }
+    forget_faults(follower, &follower->archive->folder);
     follower->archive->limits = follower->limits;
     follower->heard = now;
     follower->report.refusal[0] = '\0';

@@ -14,14 +14,12 @@
 
 /* A file that could not be used, as it was then. */
 typedef struct rft_follower_fault {
-    rft_archive_entry entry; /* run 0: none */
+    rft_archive_entry entry;
     uint64_t inode;
     int64_t bytes, seconds, nanoseconds;
     bool damaged; /* not to be read again before it has changed */
     char why[RFT_SENTENCE_BYTES];
 } rft_follower_fault;
-
-#define RFT_FOLLOWER_FAULTS 16u
 
 typedef struct rft_follower {
     const refit_config *config; /* borrowed, as the next two */
@@ -47,10 +45,10 @@ typedef struct rft_follower {
     bool based;           /* it builds on `newest`, or did */
     int64_t began;
 
-    int64_t next_look; /* into the folder */
-    int64_t heard;     /* when it could last be read; at first the start */
-    rft_follower_fault faults[RFT_FOLLOWER_FAULTS];
-    uint32_t next_fault; /* whose place the next one takes */
+    int64_t next_look;           /* into the folder */
+    int64_t heard;               /* when it could last be read; at first the start */
+    rft_follower_fault **faults; /* owned, as each of them; sorted by entry */
+    uint32_t fault_count, fault_room;
 } rft_follower;
 
 /* The folder that an endpoint names, as archive:///mnt/weights; NULL: it names a trainer. */

@@ -505,6 +505,31 @@ SCENE(a_damaged_file_is_passed_over_and_named_once)
     rig_put_back(&third);
 }
 
+/* However many there are: none is read or named again, and none is remembered once it is gone. */
+SCENE(many_damaged_files_are_each_named_once)
+{
+    kept_file files[50];
+    const uint32_t count = COUNT_OF(files);
+    begin(it, SMALL, count);
+    for (uint32_t i = 1; i < count; i++)
+        files[i] = rig_take_file(&it->rig, i);
+    for (uint32_t i = 1; i < count; i++) {
+        flip(&files[i], 20);
+        free(files[i].bytes);
+    }
+    heard_begin(REFIT_LOG_DEBUG);
+    apply(it, RIG_EPOCH, 1);
+    for (uint32_t i = 0; i < 3; i++)
+        (void)look(it);
+    assert_nothing_new(it, "-00000050-");
+    assert_int_equal(heard_count("cannot use a file"), count - 1);
+    assert_int_equal(it->follower.report.aborted, count - 1);
+    for (uint32_t i = 1; i < count; i++)
+        assert_int_equal(unlink(files[i].path), 0);
+    (void)look(it);
+    assert_int_equal(it->follower.fault_count, 0);
+}
+
 SCENE(a_file_that_is_still_being_copied_is_taken_once_it_is_whole)
 {
     begin(it, LARGE, 1);
