@@ -33,8 +33,9 @@
 #include "base/log.h"
 #include "base/text.h"
 
-#define SCHEME    "archive://"
-#define PATH_ROOM 4096u
+#define SCHEME     "archive://"
+#define PATH_ROOM  4096u
+#define GONE_BEATS 3 /* of broadcast.heartbeat_ms, until what is gone counts as replaced */
 
 /* ---- Opening and closing */
 
@@ -145,7 +146,8 @@ static refit_status take_image(rft_follower *follower, bool careful, refit_error
     const rft_image *newest = follower->newest;
     bool other =
         newest != NULL && newest->catalog->manifest->store_bytes != catalog->manifest->store_bytes;
-    if (other && newest != follower->applying && newest != follower->open) hold(follower, NULL);
+    if (other && !careful && newest != follower->applying && newest != follower->open)
+        hold(follower, NULL);
     if (other) rft_images_trim_private(images);
     refit_status status = rft_images_take_private(images, catalog, &follower->image, error);
     if (status != REFIT_ERR_BUSY || careful || !take_back(follower)) return status;
@@ -285,26 +287,40 @@ void rft_follower_close(rft_follower *follower)
 
 /* ---- Which version */
 
-/* The newest version that the user has or gets. */
-static rft_version_id reached(const rft_follower *follower)
+/* The newest version that the user has or gets, and its run. */
+static rft_version_id reached(const rft_follower *follower, uint32_t *run)
 {
-    if (follower->newest != NULL) return follower->newest->id;
-    return follower->applying != NULL ? follower->applying->id : follower->before;
+    const rft_image *image = follower->newest != NULL ? follower->newest : follower->applying;
+    *run = image != NULL ? image->run : follower->before_run;
+    return image != NULL ? image->id : follower->before;
+}
+
+/* Whether the archive has nothing of the trainer of the version that was reached, and nothing of a
+ * later one either. */
+static bool is_gone(const rft_follower *follower)
+{
+    uint32_t run;
+    const rft_version_id at = reached(follower, &run);
+    const rft_archive_folder *folder = &follower->archive->folder;
+    if (at.version == 0 || folder->count == 0) return false;
+    if (folder->entries[folder->count - 1].run > run) return false;
+    for (uint32_t i = 0; i < folder->count; i++) {
+        if (folder->entries[i].epoch == at.epoch) return false;
+    }
+    return true;
 }
 
 /* Whether the archive came to have the version after the one that was reached. If it has nothing of
- * that one's trainer any more, another archive has taken its place, or old files were removed:
- * either way what it has is newer. */
-static bool is_newer(const rft_follower *follower, const rft_archive_entry *entry)
+ * that one's trainer any more, another archive may have taken its place, which counts runs from 1,
+ * too. That is believed once it has lasted: a folder may lack a file for a moment. */
+static bool is_newer(const rft_follower *follower, const rft_archive_entry *entry, int64_t now)
 {
-    const rft_version_id at = reached(follower);
-    const rft_archive_folder *folder = &follower->archive->folder;
+    uint32_t run;
+    const rft_version_id at = reached(follower, &run);
+    const int64_t beat = rft_after_ms(0, follower->config->broadcast_heartbeat_ms);
     if (at.version == 0) return true;
     if (entry->epoch == at.epoch) return entry->version > at.version;
-    for (uint32_t i = 0; i < folder->count; i++) {
-        if (folder->entries[i].epoch == at.epoch) return entry->run > folder->entries[i].run;
-    }
-    return true;
+    return entry->run > run || (follower->gone != 0 && now - follower->gone >= GONE_BEATS * beat);
 }
 
 /* What a version may build on. */
@@ -369,7 +385,7 @@ static bool choose(rft_follower *follower, uint32_t count, int64_t now)
 {
     refit_error why = {0};
     const rft_archive_entry *entries = follower->archive->folder.entries;
-    while (count > 0 && is_newer(follower, &entries[count - 1])) {
+    while (count > 0 && is_newer(follower, &entries[count - 1], now)) {
         const rft_archive_entry *fault = NULL;
         why.status = REFIT_OK;
         refit_status status = begin(follower, &entries[count - 1], &fault, &why);
@@ -395,9 +411,21 @@ static rft_session_state rest(const rft_follower *follower)
     return follower->applying != NULL ? RFT_SESSION_APPLYING : RFT_SESSION_CURRENT;
 }
 
-static void look_later(rft_follower *follower, uint32_t after_ms, int64_t now)
+static void look_at(rft_follower *follower, int64_t when)
 {
-    follower->next_look = rft_after_ms(now, after_ms);
+    follower->next_look = when > follower->pause ? when : follower->pause;
+}
+
+static int64_t next_beat(const rft_follower *follower, int64_t now)
+{
+    return rft_after_ms(now, follower->config->broadcast_heartbeat_ms);
+}
+
+/* No look before that, whatever the user decides meanwhile. */
+static void pause_until(rft_follower *follower, int64_t end)
+{
+    follower->pause = end;
+    look_at(follower, end);
 }
 
 static void miss_folder(rft_follower *follower, const refit_error *why, int64_t now)
@@ -420,7 +448,7 @@ static void miss_folder(rft_follower *follower, const refit_error *why, int64_t 
 static void look(rft_follower *follower, int64_t now)
 {
     refit_error why;
-    look_later(follower, follower->config->broadcast_heartbeat_ms, now);
+    look_at(follower, next_beat(follower, now));
     if (refit_archive_open(follower->folder, REFIT_ARCHIVE_READ, follower->config,
                            &follower->archive, &why) != REFIT_OK) {
         miss_folder(follower, &why, now);
@@ -432,6 +460,10 @@ static void look(rft_follower *follower, int64_t now)
     follower->report.refusal[0] = '\0';
     follower->report.path = REFIT_PATH_ARCHIVE;
     follower->report.state = rest(follower);
+    if (!is_gone(follower))
+        follower->gone = 0;
+    else if (follower->gone == 0)
+        follower->gone = now;
     if (!choose(follower, follower->archive->folder.count, now)) end_look(follower);
 }
 
@@ -442,6 +474,7 @@ static void finish(rft_follower *follower, int64_t now)
     rft_image *image = follower->image;
     const rft_archive_header *header = &follower->chain.reader.header;
     image->id = (rft_version_id){header->epoch, header->version, header->digest};
+    image->run = follower->chain.last->run;
     follower->frame_bytes = follower->chain.frame_bytes;
     follower->report.epoch = header->epoch;
     follower->report.stage_seconds = rft_seconds(now - follower->began);
@@ -464,7 +497,7 @@ static bool suspects_base(const rft_follower *follower, refit_status status)
 static void fail(rft_follower *follower, const refit_error *why, int64_t now)
 {
     const rft_archive_entry *fault = follower->chain.entry;
-    const uint32_t beat_ms = follower->config->broadcast_heartbeat_ms;
+    const int64_t beat = next_beat(follower, now);
     const int64_t took = now - follower->began;
     uint32_t count = (uint32_t)(fault - follower->archive->folder.entries);
     if (suspects_base(follower, (refit_status)why->status)) {
@@ -475,8 +508,7 @@ static void fail(rft_follower *follower, const refit_error *why, int64_t now)
     }
     drop_version(follower);
     follower->report.state = rest(follower);
-    look_later(follower, beat_ms, now);
-    if (now + took > follower->next_look) follower->next_look = now + took;
+    pause_until(follower, now + took > beat ? now + took : beat);
     if (!choose(follower, count, now)) end_look(follower);
 }
 
@@ -487,11 +519,14 @@ static void step(rft_follower *follower)
     const uint64_t before = follower->chain.bytes_read;
     refit_status status =
         rft_archive_chain_step(&follower->chain, rft_image_writable(follower->image), &done, &why);
+    const int64_t now = rft_now();
     follower->report.bytes_received += follower->chain.bytes_read - before;
-    if (status != REFIT_OK)
-        fail(follower, &why, rft_now());
-    else if (done)
-        finish(follower, rft_now());
+    if (status != REFIT_OK) {
+        fail(follower, &why, now);
+        return;
+    }
+    follower->heard = now;
+    if (done) finish(follower, now);
 }
 
 /* In the place of one that the user has not taken. */
@@ -531,12 +566,18 @@ static void end_decision(rft_follower *follower, int64_t now)
     follower->open = follower->applying;
     follower->applying = NULL;
     if (follower->report.state == RFT_SESSION_APPLYING) follower->report.state = rest(follower);
-    look_later(follower, 0, now);
+    look_at(follower, now);
+}
+
+static void set_before(rft_follower *follower, const rft_image *image)
+{
+    follower->before = image->id;
+    follower->before_run = image->run;
 }
 
 static void accept(rft_follower *follower, int64_t now)
 {
-    follower->before = follower->applying->id;
+    set_before(follower, follower->applying);
     follower->report.version = follower->applying->id.version;
     follower->report.applied++;
     end_decision(follower, now);
@@ -549,33 +590,33 @@ static void refuse(rft_follower *follower, const rft_order *order, int64_t now)
     rft_log(REFIT_LOG_WARNING, "worker %s refused version %" PRIu64 ": %s", follower->worker,
             image->id.version, order->reason);
     if (order->kept) {
-        follower->before = image->id;
+        set_before(follower, image);
     } else {
         follower->before = (rft_version_id){0};
         follower->report.version = 0;
         if (follower->newest == image) hold(follower, NULL);
     }
     end_decision(follower, now);
-    if (!order->kept) look_later(follower, follower->config->broadcast_heartbeat_ms, now);
+    if (!order->kept) pause_until(follower, next_beat(follower, now));
 }
 
 static void release(rft_follower *follower, int64_t now)
 {
     rft_image_drop_use(follower->open, RFT_IMAGE_LENT);
     follower->open = NULL;
-    if (follower->next_look > now && follower->before.version != 0) look_later(follower, 0, now);
+    if (follower->next_look > now) look_at(follower, now);
 }
 
 void rft_follower_obey(rft_follower *follower, int64_t now)
 {
     rft_order order;
     while (rft_mailbox_next_order(follower->mailbox, &order)) {
-        switch (order.kind) {
-        case RFT_ORDER_ACCEPT:
-        case RFT_ORDER_STAGE: accept(follower, now); break;
-        case RFT_ORDER_REFUSE: refuse(follower, &order, now); break;
-        case RFT_ORDER_RELEASE: release(follower, now); break;
-        }
+        if (order.kind == RFT_ORDER_RELEASE)
+            release(follower, now);
+        else if (order.kind == RFT_ORDER_REFUSE)
+            refuse(follower, &order, now);
+        else
+            accept(follower, now);
     }
 }
 

@@ -36,6 +36,7 @@ typedef struct rft_follower {
     rft_image *applying;   /* in the mailbox, or the user's and undecided; NULL */
     rft_image *open;       /* decided, its update not yet closed; NULL */
     rft_version_id before; /* what the user has decided on last, and not lost; 0: nothing */
+    uint32_t before_run;
 
     /* a version being put together; else archive is NULL */
     refit_archive *archive;
@@ -45,8 +46,10 @@ typedef struct rft_follower {
     bool based;           /* it builds on `newest`, or did */
     int64_t began;
 
-    int64_t next_look;           /* into the folder */
-    int64_t heard;               /* when it could last be read; at first the start */
+    int64_t next_look; /* into the folder */
+    int64_t pause;     /* no look before */
+    int64_t gone;      /* since then nothing of the trainer reached is listed; 0: there is */
+    int64_t heard;     /* when it could last be read; at first the start */
     rft_follower_fault **faults; /* owned, as each of them; sorted by entry */
     uint32_t fault_count, fault_room;
 } rft_follower;

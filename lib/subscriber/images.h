@@ -73,6 +73,7 @@ typedef struct rft_image {
                                    written there stays there */
     rft_catalog *catalog;       /* NULL when free */
     rft_version_id id;          /* which version it is, once verified */
+    uint32_t run;               /* and of which run, if it is of an archive */
     rft_want *filled;           /* acquired; what of its bytes is there; NULL: all */
     rft_segment memory;         /* private images: kept while free, for the next version, unless
                                    it is shared */

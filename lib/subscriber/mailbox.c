@@ -59,8 +59,8 @@ static refit_status say_archive(const rft_mailbox *mailbox, refit_error *error)
     RFT_REFUSE_IF(report->state == RFT_SESSION_STAGING, error, REFIT_ERR_TIMEOUT,
                   "no new version in time; one is being read from the archive %.120s", folder);
     RFT_REFUSE_IF(report->version > 0, error, REFIT_ERR_TIMEOUT,
-                  "no new version in time; the archive %.120s has none after version %" PRIu64
-                  ", which this worker holds",
+                  "no new version in time; the archive %.120s has none that this worker has not "
+                  "had, and it holds version %" PRIu64,
                   folder, report->version);
     return rft_fail(error, REFIT_ERR_TIMEOUT,
                     "no new version in time; the archive %.120s has none that this worker has not "

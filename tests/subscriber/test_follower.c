@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "base/alloc.h"
+#include "base/clock.h"
 #include "subscriber/follower.h"
 #include "tests/archive/archive_rig.h"
 #include "tests/support/failing_alloc.h"
@@ -54,6 +55,18 @@ static void fail_from(unsigned nth, int why, bool on)
     lasting = on;
 }
 
+/* ---- Time that passes while a frame is read */
+
+static int64_t ahead;
+
+int64_t __real_rft_now(void);
+int64_t __wrap_rft_now(void);
+
+int64_t __wrap_rft_now(void)
+{
+    return __real_rft_now() + ahead;
+}
+
 #define SMALL 10u     /* elements: files of some hundred bytes */
 #define LARGE 200000u /* several frames */
 
@@ -92,6 +105,7 @@ static int setup(void **state)
 {
     static scene it;
     memset(&it, 0, sizeof it);
+    it.now = rft_now();
     *state = &it;
     return 0;
 }
@@ -100,6 +114,7 @@ static int teardown(void **state)
 {
     scene *it = *state;
     fatal = 0;
+    ahead = 0;
     leave(it);
     if (it->rig.root[0] != '\0') rig_close(&it->rig);
     heard_end();
@@ -244,7 +259,7 @@ SCENE(the_newest_comes_first_then_each_newer_one)
     apply(it, RIG_EPOCH, 3);
     for (uint64_t version = 4; version <= 12; version++) {
         (void)look(it);
-        assert_nothing_new(it, "none after version");
+        assert_nothing_new(it, "and it holds version");
         rig_keep(&it->rig, RIG_EPOCH, version);
         apply(it, RIG_EPOCH, version);
     }
@@ -262,7 +277,7 @@ SCENE(missed_versions_are_passed_over)
         rig_keep(&it->rig, RIG_EPOCH, version);
     apply(it, RIG_EPOCH, 11);
     (void)look(it);
-    assert_nothing_new(it, "none after version 11");
+    assert_nothing_new(it, "holds version 11");
     assert_int_equal(it->follower.report.applied, 2);
 }
 
@@ -325,7 +340,7 @@ SCENE(a_trainer_that_starts_anew_is_followed)
     apply(it, RIG_OTHER, 2);
     rig_keep(&it->rig, RIG_EPOCH, 4); /* of an earlier run */
     (void)look(it);
-    assert_nothing_new(it, "none after version 2");
+    assert_nothing_new(it, "holds version 2");
 }
 
 /* Also where what came after it cannot be used. */
@@ -344,6 +359,64 @@ SCENE(an_earlier_run_is_not_gone_back_to)
     apply(it, RIG_OTHER, 2);
 }
 
+/* The file of the later run is away for a moment, as after a commit that failed. */
+SCENE(an_earlier_run_is_not_gone_back_to_at_once)
+{
+    begin(it, SMALL, 3);
+    rig_keep(&it->rig, RIG_OTHER, 1);
+    apply(it, RIG_OTHER, 1);
+    kept_file fourth = rig_take_file(&it->rig, 3);
+    for (uint32_t i = 0; i < 3; i++) {
+        assert_int_equal(unlink(fourth.path), 0);
+        for (uint32_t j = 0; j < 3; j++) {
+            (void)look(it);
+            assert_nothing_new(it, "holds version 1");
+        }
+        rig_store(fourth.path, fourth.bytes, fourth.count);
+        (void)look(it);
+        assert_nothing_new(it, "holds version 1");
+    }
+    assert_int_equal(unlink(fourth.path), 0);
+    rig_close_archive(&it->rig);
+    for (uint32_t i = 0; i < 3; i++)
+        (void)look(it);
+    apply(it, RIG_EPOCH, 3);
+    rig_put_back(&fourth);
+    apply(it, RIG_OTHER, 1);
+}
+
+/* The user's decisions bring no look that counts for more. */
+SCENE(decisions_do_not_make_an_earlier_run_newer)
+{
+    begin(it, SMALL, 3);
+    rig_keep(&it->rig, RIG_OTHER, 1);
+    rft_image *image = expect(it, RIG_OTHER, 1);
+    assert_int_equal(unlink(rig_path(&it->rig, 3)), 0);
+    (void)look(it);
+    accept(it, image);
+    (void)look(it);
+    release(it, image);
+    (void)look(it);
+    assert_nothing_new(it, "holds version 1");
+}
+
+/* An archive that was emptied, and written to by a trainer whose runs begin again. */
+SCENE(an_archive_that_begins_again_is_followed)
+{
+    begin(it, SMALL, 0);
+    rig_keep(&it->rig, RIG_EPOCH, 7);
+    apply(it, RIG_EPOCH, 7);
+    assert_int_equal(unlink(rig_path(&it->rig, 0)), 0);
+    (void)look(it);
+    rig_reopen(&it->rig);
+    rig_keep(&it->rig, RIG_OTHER, 1);
+    for (uint32_t i = 0; i < 3; i++)
+        (void)look(it);
+    apply(it, RIG_OTHER, 1);
+    rig_keep(&it->rig, RIG_OTHER, 2);
+    apply(it, RIG_OTHER, 2);
+}
+
 /* The same path, another archive: it counts runs from 1, too. */
 SCENE(an_archive_in_the_place_of_the_first_is_followed)
 {
@@ -357,6 +430,8 @@ SCENE(an_archive_in_the_place_of_the_first_is_followed)
     assert_nothing_new(it, "cannot open the folder");
     rig_reopen(&it->rig);
     rig_keep(&it->rig, RIG_OTHER, 1);
+    for (uint32_t i = 0; i < 3; i++)
+        (void)look(it);
     apply(it, RIG_OTHER, 1);
 }
 
@@ -384,7 +459,7 @@ SCENE(a_version_that_was_not_taken_is_superseded)
     (void)look(it);
     rig_keep(&it->rig, RIG_EPOCH, 3);
     apply(it, RIG_EPOCH, 3);
-    assert_nothing_new(it, "none after version 3");
+    assert_nothing_new(it, "holds version 3");
 }
 
 SCENE(the_next_waits_for_the_decision)
@@ -440,7 +515,7 @@ SCENE(what_was_refused_and_kept_does_not)
     release(it, image);
     assert_int_equal(it->follower.report.version, 2);
     (void)look(it);
-    assert_nothing_new(it, "none after version 2");
+    assert_nothing_new(it, "none that this worker has not had, and it holds version 2");
     rig_keep(&it->rig, RIG_EPOCH, 4);
     apply(it, RIG_EPOCH, 4);
 }
@@ -501,7 +576,7 @@ SCENE(a_damaged_file_is_passed_over_and_named_once)
     rig_keep(&it->rig, RIG_EPOCH, 5); /* an anchor */
     apply(it, RIG_EPOCH, 5);
     (void)look(it);
-    assert_nothing_new(it, "none after version 5");
+    assert_nothing_new(it, "holds version 5");
     rig_put_back(&third);
 }
 
@@ -564,29 +639,62 @@ SCENE(a_version_that_waits_outlives_a_damaged_file)
 }
 
 /* A file that could not be read costs the version that waits once, and not each time. */
-SCENE(a_version_that_waits_is_not_given_up_for_a_file_that_failed)
+static void fail_while_one_waits(scene *it, bool widened)
 {
+    const uint64_t epoch = widened ? RIG_OTHER : RIG_EPOCH, next = widened ? 1 : 3;
     bool found = false;
     for (unsigned nth = 1; !found; nth++) {
         begin(it, LARGE, 1);
         rft_image *image = expect(it, RIG_EPOCH, 1);
         rig_keep(&it->rig, RIG_EPOCH, 2);
         (void)look(it);
-        rig_keep(&it->rig, RIG_EPOCH, 3);
+        const uint64_t whole = it->rig.tensors[6].bytes;
+        if (widened) widen(&it->rig);
+        rig_keep(&it->rig, epoch, next);
         const uint64_t before = it->follower.report.bytes_received;
         fail_from(nth, EIO, false);
         (void)look(it);
         assert_true(calls >= nth); /* or no call was that of a frame */
         fail_from(0, 0, false);
-        found = it->follower.report.bytes_received - before > it->rig.tensors[6].bytes;
+        found = it->follower.newest->id.version == 2 && /* once more */
+                it->follower.report.bytes_received - before > whole;
         if (!found) continue;
-        assert_int_equal(it->follower.newest->id.version, 2); /* once more */
         assert_int_equal(look(it), 1);
         assert_int_equal(it->follower.newest->id.version, 2);
         accept(it, image);
         release(it, image);
-        apply(it, RIG_EPOCH, 3);
+        apply(it, epoch, next);
     }
+}
+
+SCENE(a_version_that_waits_is_not_given_up_for_a_file_that_failed)
+{
+    fail_while_one_waits(it, false);
+}
+
+SCENE(a_version_that_waits_is_not_given_up_for_one_of_other_tensors_that_failed)
+{
+    fail_while_one_waits(it, true);
+}
+
+/* What could not be read is not read at once because the user decides. */
+SCENE(a_pause_outlasts_decisions)
+{
+    begin(it, LARGE, 1);
+    rft_image *image = expect(it, RIG_EPOCH, 1);
+    rig_keep(&it->rig, RIG_EPOCH, 2);
+    kept_file second = rig_take_file(&it->rig, 1);
+    flip(&second, second.count - 9);
+    ahead = INT64_C(90000000000); /* so long it took */
+    (void)look(it);
+    const int64_t end = it->follower.next_look;
+    assert_true(end - it->now >= ahead);
+    accept(it, image);
+    assert_int_equal(it->follower.next_look, end);
+    release(it, image);
+    assert_int_equal(rft_follower_tick_at(&it->follower), end);
+    rig_put_back(&second);
+    apply(it, RIG_EPOCH, 2);
 }
 
 SCENE(a_file_removed_while_it_is_read_costs_that_version_alone)
@@ -758,13 +866,35 @@ SCENE(without_a_folder_it_ends_after_the_idle_timeout)
     follow(it);
     apply(it, RIG_EPOCH, 1);
     assert_int_equal(rename(it->rig.folder, away), 0);
-    int64_t end = it->now + INT64_C(61000000000);
+    int64_t end = it->now + INT64_C(120000000000);
     while (it->follower.report.final.status == REFIT_OK && it->now < end)
         (void)look(it);
     rft_image *image = NULL;
     assert_refused(rft_mailbox_take(&it->mailbox, 0, &image, error), REFIT_ERR_CLOSED,
                    "broadcast.idle_timeout_ms");
     assert_int_equal(rft_follower_tick_at(&it->follower), INT64_MAX);
+}
+
+/* The folder is away for a look right after a version that took long to read. */
+SCENE(the_time_of_reading_is_not_silence)
+{
+    char away[160];
+    begin(it, LARGE, 3);
+    leave(it);
+    (void)snprintf(away, sizeof away, "%s/away", it->rig.root);
+    it->rig.config.broadcast_idle_timeout_ms = 60000;
+    follow(it);
+    rft_follower_tick(&it->follower, it->now);
+    assert_non_null(it->follower.archive);
+    ahead = INT64_C(90000000000);
+    it->now += ahead;
+    while (it->follower.archive != NULL)
+        rft_follower_tick(&it->follower, it->now);
+    assert_int_equal(rename(it->rig.folder, away), 0);
+    (void)look(it);
+    assert_int_equal(it->follower.report.final.status, REFIT_OK);
+    assert_int_equal(rename(away, it->rig.folder), 0);
+    apply(it, RIG_EPOCH, 3);
 }
 
 /* ---- Opening, memory */
