@@ -81,7 +81,7 @@ static refit_status blame(const rft_archive_entry *entry, refit_status status, r
 static refit_status read_lists(rft_archive_chain *chain, rft_archive_reader *reader,
                                refit_error *error)
 {
-    if (rft_archive_reader_give(reader, chain->manifest, chain->frame_bytes))
+    if (rft_archive_reader_give(reader, chain->manifest))
         RFT_TRY(rft_archive_reader_check_given(reader, error));
     return rft_archive_reader_lists(reader, &chain->archive->limits, error);
 }
@@ -119,7 +119,6 @@ refit_status rft_archive_chain_open(rft_archive_chain *chain, const refit_archiv
     *chain = (rft_archive_chain){.archive = archive, .entry = first, .last = last};
     if (base != NULL) {
         chain->manifest = base->manifest;
-        chain->frame_bytes = base->frame_bytes;
         chain->base = base->image;
     }
     refit_status status = open_file(chain, base, true, error);
@@ -129,7 +128,6 @@ refit_status rft_archive_chain_open(rft_archive_chain *chain, const refit_archiv
     }
     chain->lent = base != NULL && chain->reader.manifest == base->manifest;
     chain->manifest = chain->reader.manifest;
-    chain->frame_bytes = chain->reader.header.frame_bytes;
     return REFIT_OK;
 }
 

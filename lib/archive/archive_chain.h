@@ -17,7 +17,6 @@
 typedef struct rft_archive_base {
     rft_version_id id;
     rft_manifest *manifest;
-    uint64_t frame_bytes;       /* by which its manifest is partitioned */
     const unsigned char *image; /* of manifest->store_bytes */
 } rft_archive_base;
 
@@ -34,7 +33,6 @@ typedef struct rft_archive_chain {
     const rft_archive_entry *last;
     rft_archive_reader reader; /* of that file */
     rft_manifest *manifest;    /* of the first file, or the base's */
-    uint64_t frame_bytes;      /* by which that is partitioned */
     bool lent;                 /* the manifest is another's */
     const unsigned char *base; /* what the first file builds on; NULL: the image itself */
     bool framed;               /* all frames are in: the image is being digested */

@@ -1,6 +1,6 @@
 /*
  * Reading one file of an archive, section by section, each checked before it is used. Knows nothing
- * of the file's base: snapshot.c puts files together.
+ * of the file's base: archive_chain.c puts files together.
  *
  *     open ─► header ─► lists ─► frame, frame, … ─► verify
  */
@@ -197,11 +197,10 @@ refit_status rft_archive_reader_check_given(rft_archive_reader *reader, refit_er
     return status;
 }
 
-bool rft_archive_reader_give(rft_archive_reader *reader, rft_manifest *manifest,
-                             uint64_t frame_bytes)
+bool rft_archive_reader_give(rft_archive_reader *reader, rft_manifest *manifest)
 {
     const rft_archive_header *header = &reader->header;
-    bool same = manifest != NULL && header->frame_bytes == frame_bytes &&
+    bool same = manifest != NULL && header->frame_bytes == manifest->frame_bytes &&
                 header->manifest_bytes == manifest->encoded.count &&
                 rft_digest128_equal(&header->manifest, &manifest->digest);
     if (same) reader->manifest = manifest;
@@ -516,11 +515,10 @@ refit_status rft_archive_reader_frame(rft_archive_reader *reader, const unsigned
     return *end ? check_end(reader, error) : REFIT_OK;
 }
 
-refit_status rft_archive_reader_frames(rft_archive_reader *reader, unsigned char *image,
-                                       refit_error *error)
+refit_status rft_archive_reader_frames(rft_archive_reader *reader, refit_error *error)
 {
     bool end = false;
     while (!end)
-        RFT_TRY(rft_archive_reader_frame(reader, image, image, &end, error));
+        RFT_TRY(rft_archive_reader_frame(reader, NULL, NULL, &end, error));
     return REFIT_OK;
 }

@@ -66,8 +66,7 @@ void rft_archive_reader_close(rft_archive_reader *reader);
 
 /* Gives it the manifest of another file, if that is the one that this file has; lists takes it
  * then. Whether it did: it is the reader's. */
-bool rft_archive_reader_give(rft_archive_reader *reader, rft_manifest *manifest,
-                             uint64_t frame_bytes);
+bool rft_archive_reader_give(rft_archive_reader *reader, rft_manifest *manifest);
 
 /* Whether the file has it without damage, too, which nothing below looks at. */
 refit_status rft_archive_reader_check_given(rft_archive_reader *reader, refit_error *error);
@@ -77,15 +76,13 @@ refit_status rft_archive_reader_lists(rft_archive_reader *reader, const rft_limi
                                       refit_error *error);
 
 /* Reads the next frame, after the lists, into the `image` of the version; `base` is that of the
- * version that the file builds on, the same one or another, and not used for an anchor. `*end`: it
- * was the last, and the file is whole. */
+ * version that the file builds on, the same one or another, and not used for an anchor. NULL: the
+ * frame is checked only. `*end`: it was the last, and the file is whole. */
 refit_status rft_archive_reader_frame(rft_archive_reader *reader, const unsigned char *base,
                                       unsigned char *image, bool *end, refit_error *error);
 
-/* Reads all frames, after the lists. `image` is that of the base, and becomes that of the version;
- * NULL: the frames are checked only, each by itself. On failure it is partly changed. */
-refit_status rft_archive_reader_frames(rft_archive_reader *reader, unsigned char *image,
-                                       refit_error *error);
+/* Checks all frames, after the lists, each by itself. */
+refit_status rft_archive_reader_frames(rft_archive_reader *reader, refit_error *error);
 
 /* Whether the image is the version, by the digests of its tensors: rft_image_verify_part. */
 refit_status rft_archive_reader_verify(const rft_archive_reader *reader, const unsigned char *image,

@@ -214,7 +214,7 @@ static refit_status read_lists(rft_archive_reader *reader, const rft_limits *lim
                                refit_snapshot *out, refit_error *error)
 {
     RFT_TRY(rft_archive_reader_lists(reader, limits, error));
-    if (reader->header.format == 1) RFT_TRY(rft_archive_reader_frames(reader, NULL, error));
+    if (reader->header.format == 1) RFT_TRY(rft_archive_reader_frames(reader, error));
     return take_lists(out, reader, error);
 }
 
@@ -224,8 +224,7 @@ static refit_status outline(const refit_archive *archive, const rft_archive_entr
 {
     rft_archive_reader reader;
     RFT_TRY(rft_archive_reader_find(&archive->folder, entry, &archive->limits, &reader, error));
-    bool given = before != NULL &&
-                 rft_archive_reader_give(&reader, before->manifest, before->header.frame_bytes);
+    bool given = before != NULL && rft_archive_reader_give(&reader, before->manifest);
     rft_archive_entry_name(entry, out->name);
     refit_status status = read_lists(&reader, &archive->limits, out, error);
     if (given && status == REFIT_OK)
@@ -263,7 +262,7 @@ static refit_status check_file(int file, uint64_t bytes, const rft_limits *limit
     rft_archive_reader reader;
     RFT_TRY(rft_archive_reader_open(file, bytes, limits, &reader, error));
     refit_status status = rft_archive_reader_lists(&reader, limits, error);
-    if (status == REFIT_OK) status = rft_archive_reader_frames(&reader, NULL, error);
+    if (status == REFIT_OK) status = rft_archive_reader_frames(&reader, error);
     if (status == REFIT_OK) status = take_lists(snapshot, &reader, error);
     rft_archive_reader_close(&reader);
     return status;

@@ -328,8 +328,7 @@ static const rft_archive_base *find_base(const rft_follower *follower, rft_archi
 {
     const rft_image *newest = follower->newest;
     if (newest == NULL) return NULL;
-    *out = (rft_archive_base){newest->id, newest->catalog->manifest, follower->frame_bytes,
-                              newest->bytes};
+    *out = (rft_archive_base){newest->id, newest->catalog->manifest, newest->bytes};
     return out;
 }
 
@@ -475,7 +474,6 @@ static void finish(rft_follower *follower, int64_t now)
     const rft_archive_header *header = &follower->chain.reader.header;
     image->id = (rft_version_id){header->epoch, header->version, header->digest};
     image->run = follower->chain.last->run;
-    follower->frame_bytes = follower->chain.frame_bytes;
     follower->report.epoch = header->epoch;
     follower->report.stage_seconds = rft_seconds(now - follower->began);
     hold(follower, image);

@@ -30,11 +30,10 @@ typedef struct rft_follower {
     rft_session_report report;
     rft_images images;
 
-    rft_image *newest; /* the last version that was put together: what files may build on; NULL */
-    uint64_t frame_bytes;  /* by which the manifest of `newest` is partitioned */
-    bool waits;            /* it is not yet in the mailbox */
-    rft_image *applying;   /* in the mailbox, or the user's and undecided; NULL */
-    rft_image *open;       /* decided, its update not yet closed; NULL */
+    rft_image *newest;   /* the last version that was put together: what files may build on; NULL */
+    bool waits;          /* it is not yet in the mailbox */
+    rft_image *applying; /* in the mailbox, or the user's and undecided; NULL */
+    rft_image *open;     /* decided, its update not yet closed; NULL */
     rft_version_id before; /* what the user has decided on last, and not lost; 0: nothing */
     uint32_t before_run;
 

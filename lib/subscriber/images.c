@@ -6,7 +6,8 @@
  * open). When the last bit is dropped the image forgets its manifest and its mapping; its private
  * memory stays for the next version until trim, so that versions of one manifest allocate nothing.
  * Memory that neighbors have mapped is not used again, and is given back at once.
- * Knows nothing of the protocol: the session decides which image is taken when.
+ * Knows nothing of the protocol: the session, or the follower of an archive, decides which image is
+ * taken when.
  */
 #include "subscriber/images.h"
 

@@ -393,6 +393,7 @@ static uint32_t list_frames(const rft_manifest *manifest, uint64_t frame_bytes,
 
 static refit_status cut_frames(rft_manifest *manifest, const manifest_rules *rules)
 {
+    manifest->frame_bytes = rules->frame_bytes;
     manifest->frame_count = list_frames(manifest, rules->frame_bytes, NULL);
     manifest->frames = reserve(manifest->frame_count, sizeof *manifest->frames);
     RFT_REFUSE_IF(manifest->frames == NULL, rules->error, REFIT_ERR_HOST_MEMORY,

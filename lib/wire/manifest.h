@@ -62,6 +62,7 @@ typedef struct rft_manifest {
     uint32_t block_count;
     rft_frame_span *frames; /* owned */
     uint32_t frame_count;
+    uint64_t frame_bytes;   /* by which it is partitioned */
     uint64_t store_bytes;   /* room that a version takes: a multiple of 64, never 0 */
     uint64_t payload_bytes; /* sum of the originals */
     rft_digest128 digest;   /* XXH3-128 of the encoded list */

@@ -103,7 +103,10 @@ static void apply(rft_archive_reader *reader)
     unsigned char *image = malloc(bytes);
     FUZZ_REQUIRE(image != NULL);
     memset(image, reader->header.base == 0 ? 0 : 0x5a, bytes);
-    refit_status status = rft_archive_reader_frames(reader, image, NULL);
+    bool end = false;
+    refit_status status = REFIT_OK;
+    while (status == REFIT_OK && !end)
+        status = rft_archive_reader_frame(reader, image, image, &end, NULL);
     check_status(status);
     if (status == REFIT_OK) {
         rft_image_cursor cursor = {0};
@@ -123,8 +126,7 @@ static void read_file(int file, size_t size, bool applied)
     status = rft_archive_reader_lists(&reader, &limits, NULL);
     check_status(status);
     if (status == REFIT_OK && applied) apply(&reader);
-    if (status == REFIT_OK && !applied)
-        check_status(rft_archive_reader_frames(&reader, NULL, NULL));
+    if (status == REFIT_OK && !applied) check_status(rft_archive_reader_frames(&reader, NULL));
     rft_archive_reader_close(&reader);
 }
 
