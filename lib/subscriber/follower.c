@@ -149,10 +149,10 @@ static refit_status take_image(rft_follower *follower, bool careful, refit_error
     if (other && !careful && newest != follower->applying && newest != follower->open)
         hold(follower, NULL);
     if (other) rft_images_trim_private(images);
-    refit_status status = rft_images_take_private(images, catalog, &follower->image, error);
+    refit_status status = rft_images_take_private(images, catalog, NULL, &follower->image, error);
     if (status != REFIT_ERR_BUSY || careful || !take_back(follower)) return status;
     hold(follower, NULL);
-    return rft_images_take_private(images, catalog, &follower->image, error);
+    return rft_images_take_private(images, catalog, NULL, &follower->image, error);
 }
 
 /* ---- Files at fault */

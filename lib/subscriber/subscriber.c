@@ -308,6 +308,8 @@ refit_status refit_subscriber_select(refit_subscriber *subscriber, const refit_s
 {
     RFT_REFUSE_IF(subscriber == NULL || list == NULL || count == 0, error, REFIT_ERR_INVALID,
                   "refit_subscriber_select needs a subscriber and at least one part");
+    RFT_REFUSE_IF(subscriber->service.channel == NULL, error, REFIT_ERR_UNSUPPORTED,
+                  "an archive has whole versions, and parts of them are not taken");
     RFT_REFUSE_IF(subscriber->selection != NULL, error, REFIT_ERR_STATE,
                   "the subscriber has a selection already, until it is closed");
     RFT_REFUSE_IF(subscriber->taken, error, REFIT_ERR_STATE,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import refit
-from broadcasting import TIMEOUT, contents, pair, wait_until
+from broadcasting import TIMEOUT, contents, pair
 from forks import said_in_a_fork
 from refit.weights.archive import Archive
 from refit.weights.subscriber import Subscriber
@@ -55,86 +55,18 @@ def take(engine: Subscriber, version: int) -> None:
     assert engine.describe().version == version
 
 
-def test_the_newest_comes_and_then_each_newer_one(engine: Subscriber, trainer: Archive) -> None:
-    for version in range(1, 4):
-        trainer.keep(weights_of(version))
-    # The folder is there before its last file: what came first may have been delivered.
-    seen = 0
-    while seen < 3:
-        with engine.next() as update:
-            assert contents(update) == bits_of(update.version)
-            assert update.version > seen
-            seen = update.version
-    for version in range(4, 11):
-        trainer.keep(weights_of(version))
-        take(engine, version)
-    wait_until(lambda: engine.describe().state == "current")
-    now = engine.describe()
-    assert (now.path, now.connected) == ("archive", True)
-    assert engine.poll() is None
-    assert engine.stats()["receive_version"] == 10
-
-
 def test_a_version_that_a_worker_has_kept_is_the_trainers(folder: Path, trainer: Archive) -> None:
     with pair(lambda update: (trainer.keep(update), contents(update))) as (publisher, worker):
         for version in range(1, 6):
             publisher.publish(weights_of(version))
         _, last = worker.seen[-1]
-    with refit.Subscriber(f"archive://{folder}", **QUICK) as engine, engine.next(TIMEOUT) as update:
-        assert update.version == 5
-        assert contents(update) == last == bits_of(5)
-
-
-def test_a_folder_that_is_not_there_is_waited_for(folder: Path, engine: Subscriber) -> None:
-    with pytest.raises(refit.DeadlineError, match="cannot open the folder"):
-        engine.next(0.2)
-    assert not engine.describe().connected
-    with refit.Archive(folder, write=True) as trainer:
-        trainer.keep(weights_of(1))
-        take(engine, 1)
-
-
-def test_another_trainer_is_followed(folder: Path, engine: Subscriber) -> None:
-    for run in range(3):
-        with refit.Archive(folder, write=True) as trainer:
-            trainer.keep(weights_of(run + 1), version=run + 1)
-            take(engine, run + 1)
-            last = trainer.keep(weights_of(9), version=run + 2)
-            with engine.next() as update:
-                assert (update.version, contents(update)) == (run + 2, bits_of(9))
-    assert last.file.startswith("0003-")
-
-
-def test_what_is_refused_comes_again_where_nothing_was_kept(
-    engine: Subscriber, trainer: Archive
-) -> None:
-    trainer.keep(weights_of(1))
-    with engine.next() as update:
-        update.refuse("not loaded", kept=False)
-    take(engine, 1)
-    trainer.keep(weights_of(2))
-    with pytest.raises(ZeroDivisionError), engine.next():
-        _ = 1 / 0
-    trainer.keep(weights_of(3))
-    take(engine, 3)
-
-
-def test_a_damaged_file_is_named_and_passed_over(
-    folder: Path, engine: Subscriber, trainer: Archive
-) -> None:
-    trainer.keep(weights_of(1))
-    take(engine, 1)
-    aside = folder.parent / "aside"
-    with refit.Archive(aside, write=True) as other:
-        file = aside / other.keep(weights_of(2), version=2).file
-    bad = folder / file.name.replace("0001-", "0002-")
-    whole = file.read_bytes()
-    bad.write_bytes(whole[:-100])
-    wait_until(lambda: engine.stats()["receive_aborts"] > 0)
-    with pytest.raises(refit.DeadlineError, match=bad.name):
-        engine.next(0)
-    bad.write_bytes(whole)
-    take(engine, 2)
+    with refit.Subscriber(f"archive://{folder}", **QUICK) as engine:
+        with engine.next(TIMEOUT) as update:
+            assert update.version == 5
+            assert contents(update) == last == bits_of(5)
+        now = engine.describe()
+        assert (now.path, now.connected, now.version) == ("archive", True, 5)
+        assert engine.poll() is None
 
 
 def test_it_ends_where_no_archive_comes(folder: Path) -> None:
@@ -195,6 +127,35 @@ def test_weights_are_numbered_and_told(folder: Path, trainer: Archive) -> None:
         trainer.keep(weights_of(1), version=0)
     with pytest.raises(refit.InvalidError, match="named_weights"):
         trainer.keep(3)  # type: ignore[arg-type]
+    with pytest.raises(refit.InvalidError, match="is not a version"):
+        trainer.keep(weights_of(1), version=1 << 64)
+    assert trainer.keep(weights_of(10)).version == 10
+
+
+def test_the_number_of_a_failed_write_is_not_used_again(folder: Path, trainer: Archive) -> None:
+    trainer.keep(weights_of(1))
+    in_the_way = folder / ".next"
+    in_the_way.mkdir()
+    with pytest.raises(refit.InputOutputError):
+        trainer.keep(weights_of(2))
+    in_the_way.rmdir()
+    assert trainer.keep(weights_of(3)).version == 3
+
+
+def test_weights_are_not_copied_for_an_archive_that_takes_none(folder: Path) -> None:
+    def never() -> Iterator[tuple[str, Any]]:
+        raise AssertionError
+        yield
+
+    with refit.Archive(folder, write=True) as archive:
+        pass
+    with pytest.raises(refit.StateError, match="closed"):
+        archive.keep(never())
+    with (
+        refit.Archive(folder) as archive,
+        pytest.raises(refit.StateError, match="open for reading"),
+    ):
+        archive.keep(never())
 
 
 def test_what_an_iterator_gives_counts_until_the_next(trainer: Archive, engine: Subscriber) -> None:

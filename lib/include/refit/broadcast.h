@@ -458,7 +458,8 @@ typedef struct refit_selection {
  *
  * Errors:
  * - REFIT_ERR_INVALID: an entry without a name, or an empty one
- * - REFIT_ERR_STATE: a selection was made already
+ * - REFIT_ERR_UNSUPPORTED: it follows an archive
+ * - REFIT_ERR_STATE: a selection was made already, or a version was taken
  * - REFIT_ERR_HOST_MEMORY
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_subscriber_select(refit_subscriber *subscriber,

@@ -28,7 +28,7 @@ from refit._c.call_lock import CallLock
 from refit._c.config import ConfigLike, make_config
 from refit._c.handle import Handle
 from refit._c.library import call, encoded, lib
-from refit.errors import InvalidError, NotFoundError, RefitError, UnsupportedError
+from refit.errors import InvalidError, NotFoundError, RefitError, StateError, UnsupportedError
 from refit.weights import load, manifest
 from refit.weights.manifest import Tensors
 from refit.weights.source import Weight, in_row_order, weight_named
@@ -214,7 +214,8 @@ class Archive(Handle):
     ) -> None:
         self._call_lock = CallLock("Archive")
         self._epoch = secrets.randbits(64) | 1
-        self._kept = 0
+        self._last = 0  # number that weights were kept as, or were to be: it may have been seen
+        self._writes = write
         settled = make_config(config, overrides)
         mode = abi.REFIT_ARCHIVE_WRITE if write else abi.REFIT_ARCHIVE_READ
         where = encoded(os.fspath(folder), "the folder")
@@ -265,14 +266,16 @@ class Archive(Handle):
 
         Or a trainer's own weights, named as for ``Publisher.publish``, such as
         ``refit.named_weights(model)``: as ``version``, or the one after that which this object kept
-        last, from 1 on. Each object that keeps weights counts as a trainer of its own. Those of a
-        GPU, and what an iterator gives, are copied to the host first, all of them.
+        last, or failed to write, from 1 on. Each object that keeps weights counts as a trainer of
+        its own. Those of a GPU, and what an iterator gives, are copied to the host first, all of
+        them.
 
         One that is there already is compared, and nothing is written. A file has its name when its
         bytes are on the disk, and only if they are those that the trainer has digested. Blocks for
         the disk. Raises StateError (not opened to write, or the update is closed), ExistsError
-        (this version is there, with other bytes), UnsupportedError (it lies in a GPU's memory, or
-        is a part of a version),
+        (this version is there, with other bytes), UnsupportedError (an update lies in a GPU's
+        memory or is a part of a version, or weights lie in a GPU's memory that are not PyTorch's,
+        or their type is unknown), InvalidError,
         CorruptError, LimitError, NotFoundError (the folder was removed), InputOutputError,
         HostMemoryError, and what ``versions`` raises for a file of this version that is there;
         nothing of it is left then (if the disk refuses even that, ``len`` counts it), and the
@@ -297,20 +300,25 @@ class Archive(Handle):
             return self._write(pointer, described)
 
     def _keep_weights(self, weights: Tensors, version: int | None) -> ArchivedVersion:
-        number = self._kept + 1 if version is None else _number(version, "a version")
-        tensors, rows, _held = _host_rows(weights)
-        described = abi.refit_archive_version(
-            size=ctypes.sizeof(abi.refit_archive_version),
-            epoch=self._epoch,
-            version=number,
-            tensors=tensors,
-            weights=rows,
-            count=len(tensors),
-            weight_count=len(rows),
-        )
         with self._call_lock:
+            _ = self._live
+            if not self._writes:
+                raise StateError("the archive is open for reading: open it with write=True")
+        tensors, rows, _held = _host_rows(weights)
+        with self._call_lock:
+            number = _number(self._last + 1 if version is None else version, "a version")
+            described = abi.refit_archive_version(
+                size=ctypes.sizeof(abi.refit_archive_version),
+                epoch=self._epoch,
+                version=number,
+                tensors=tensors,
+                weights=rows,
+                count=len(tensors),
+                weight_count=len(rows),
+            )
+            self._last = max(self._last, number)
             info = self._write(self._live, described)
-            self._kept = number
+            self._last = number
             return info
 
     def _write(self, pointer: int, version: Any) -> ArchivedVersion:

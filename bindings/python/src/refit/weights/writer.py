@@ -85,8 +85,8 @@ def _copy_of_bytes(weight: Weight) -> RawTensor:
     """Of what cannot copy itself: ``RawTensor`` bytes, a memoryview, a view of an update."""
     if weight.device >= 0:
         raise UnsupportedError(
-            "an iterator that says first what there is gave memory of a GPU that cannot be copied: "
-            "declare the tensors before (publisher.declare), or give a mapping"
+            "an iterator gave memory of a GPU that cannot be copied: give a mapping, or tensors of "
+            "PyTorch; a publisher takes it once it has declared the tensors (publisher.declare)"
         )
     raw = bytearray()  # not bytes: Python has one object for all that are one byte long and equal
     if weight.nbytes:
