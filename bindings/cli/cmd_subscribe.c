@@ -142,19 +142,26 @@ static int prepare(subscribe_job *job)
     return cli_complain(CLI_IO, "%s: %s", job->archive, error.text);
 }
 
-/* Says once that no trainer has answered: it may be down, or at another endpoint. */
+/* Says once that no trainer has answered: it may be down, or at another endpoint. An endpoint that
+ * was given without its scheme is waited for as a folder. */
 static void hint(subscribe_job *job)
 {
     refit_subscriber_info info = {.size = sizeof info};
     const char *endpoint = job->endpoint != NULL ? job->endpoint : job->config.broadcast_endpoint;
+    const char *end = job->timeout_s > 0 ? "" : " (--timeout S ends that)";
     if (job->hinted) return;
     job->hinted = true;
     if (refit_subscriber_describe(job->subscriber, &info, NULL) != REFIT_OK) return;
+    if (info.epoch == 0 && job->endpoint == job->followed) {
+        (void)cli_complain(CLI_DONE,
+                           "no version is in the folder %s yet: waiting%s; an endpoint has ://",
+                           job->followed + strlen(CLI_ARCHIVE_SCHEME), end);
+        return;
+    }
     if (info.epoch != 0 || cli_said() != job->said) return;
     const bool archive = strstr(endpoint, CLI_ARCHIVE_SCHEME) == endpoint;
     (void)cli_complain(CLI_DONE, "no %s at %s yet: waiting%s",
-                       archive ? "version is" : "trainer has answered", endpoint,
-                       job->timeout_s > 0 ? "" : " (--timeout S ends that)");
+                       archive ? "version is" : "trainer has answered", endpoint, end);
 }
 
 /* The milliseconds of the next wait, after `waited` seconds. */

@@ -57,6 +57,14 @@ same_as "$scratch/first" 2
 run 0 materialize "$scratch/copied" 2 --out "$scratch/again"
 cmp "$scratch/again" "$scratch/2.in" || complain "the second archive"
 
+# An endpoint without its scheme is waited for as a folder.
+begin subscribe localhost:5555 --out "$scratch/x"
+cat <"$scratch/subscribe.said" >/dev/null &
+eventually grep -qF "no version is in the folder localhost:5555 yet: waiting (--timeout S ends that); an endpoint has ://" \
+    "$scratch/subscribe.err"
+kill -INT "$subscribe"
+wait "$subscribe"
+
 # What cannot be followed.
 run 4 subscribe "$scratch/absent" --out "$scratch/x" --timeout 1
 [ "$(grep -c "cannot open the folder $scratch/absent" "$scratch/err")" -eq 2 ] || complain "not waited for"
