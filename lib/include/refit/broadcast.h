@@ -394,9 +394,11 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_stats(refit_publisher *p
  * into every broadcast.heartbeat_ms; its newest version, by run and number, is committed to this
  * worker as soon as it was read and checked, later ones alike; those that were missed are passed
  * over. A version is built on the one in memory where its files do, or else on its anchor. A file
- * that is damaged, cut short, removed or above limits.* is named in the log and passed over until
- * it changes. A folder that is not there or cannot be read is waited for, as a trainer is. Takes
- * memory for two versions and a few frames; nothing is written.
+ * that is damaged, cut short or above limits.* is named in the log and passed over until it
+ * changes; one that was removed or cannot be read is named too, and tried at each look. A folder
+ * that is not there or cannot be read is waited for, as a trainer is. Whoever may write to the
+ * folder decides what this worker gets. Takes memory for two versions and a few frames; nothing is
+ * written.
  *
  * Errors:
  * - REFIT_ERR_INVALID: port 0 or * among it, which only a publisher binds; no folder
