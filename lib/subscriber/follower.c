@@ -423,7 +423,7 @@ static int64_t next_beat(const rft_follower *follower, int64_t now)
 /* No look before that, whatever the user decides meanwhile. */
 static void pause_until(rft_follower *follower, int64_t end)
 {
-    follower->pause = end;
+    if (end > follower->pause) follower->pause = end;
     look_at(follower, end);
 }
 

@@ -680,21 +680,28 @@ SCENE(a_version_that_waits_is_not_given_up_for_one_of_other_tensors_that_failed)
 /* What could not be read is not read at once because the user decides. */
 SCENE(a_pause_outlasts_decisions)
 {
-    begin(it, LARGE, 1);
-    rft_image *image = expect(it, RIG_EPOCH, 1);
-    rig_keep(&it->rig, RIG_EPOCH, 2);
-    kept_file second = rig_take_file(&it->rig, 1);
-    flip(&second, second.count - 9);
-    ahead = INT64_C(90000000000); /* so long it took */
-    (void)look(it);
-    const int64_t end = it->follower.next_look;
-    assert_true(end - it->now >= ahead);
-    accept(it, image);
-    assert_int_equal(it->follower.next_look, end);
-    release(it, image);
-    assert_int_equal(rft_follower_tick_at(&it->follower), end);
-    rig_put_back(&second);
-    apply(it, RIG_EPOCH, 2);
+    for (uint32_t refused = 0; refused < 2; refused++) {
+        ahead = 0;
+        it->now = rft_now();
+        begin(it, LARGE, 1);
+        rft_image *image = expect(it, RIG_EPOCH, 1);
+        rig_keep(&it->rig, RIG_EPOCH, 2);
+        kept_file second = rig_take_file(&it->rig, 1);
+        flip(&second, second.count - 9);
+        ahead = INT64_C(90000000000); /* so long it took */
+        (void)look(it);
+        const int64_t end = it->follower.next_look;
+        assert_true(end - it->now >= ahead);
+        if (refused == 1)
+            refuse(it, image, false);
+        else
+            accept(it, image);
+        assert_int_equal(it->follower.next_look, end);
+        release(it, image);
+        assert_int_equal(rft_follower_tick_at(&it->follower), end);
+        rig_put_back(&second);
+        apply(it, RIG_EPOCH, 2);
+    }
 }
 
 SCENE(a_file_removed_while_it_is_read_costs_that_version_alone)
