@@ -108,6 +108,11 @@ def test_wrong_calls_are_refused(folder: Path, engine: Subscriber) -> None:
 # ---- A trainer that keeps its own weights
 
 
+def test_parts_are_not_taken_of_an_archive(folder: Path) -> None:
+    with pytest.raises(refit.errors.UnsupportedError, match="whole versions"):
+        Subscriber(archive=folder, parts=["norm"])
+
+
 def test_weights_are_numbered_and_told(folder: Path, trainer: Archive) -> None:
     first, second = trainer.keep(weights_of(1)), trainer.keep(weights_of(2).items())
     assert (first.version, first.base, first.tensors) == (1, None, 3)
