@@ -85,8 +85,8 @@ TEST(a_version_beyond_what_is_free_is_not_received)
     rft_catalog *catalog;
     assert_ok(rft_catalog_open(make_manifest(), &catalog, NULL));
     free_bytes = catalog->manifest->store_bytes - 1;
-    assert_refused(rft_images_take_private(&images, catalog, NULL, &image, error), REFIT_ERR_HOST_MEMORY,
-                   "raise the limit of the container");
+    assert_refused(rft_images_take_private(&images, catalog, NULL, &image, error),
+                   REFIT_ERR_HOST_MEMORY, "raise the limit of the container");
     assert_null(image);
     free_bytes++;
     assert_ok(rft_images_take_private(&images, catalog, NULL, &image, NULL));
