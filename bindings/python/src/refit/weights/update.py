@@ -334,8 +334,11 @@ class Update(Handle):
         boxes, targets = bytearray(), []
         left: list[tuple[Part, torch.Tensor]] = []
         for (part, place), box in zip(places, parts.rows(self._cuda >= 0), strict=True):
+            if box is None or cuda_number(place) != self._engine:
+                left.append((part, place))
+                continue
             entry = self._entries[part.source]
-            if box is None or entry.part is not None or cuda_number(place) != self._engine:
+            if entry.part is not None:
                 left.append((part, place))
                 continue
             whole = box.shape == (math.prod(entry.shape),) and box.dtype is entry.dtype
