@@ -134,6 +134,7 @@ def cluster() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", here, prepend=os.pathsep)
         ray.init(
+            "local",
             num_cpus=4,
             num_gpus=0,
             object_store_memory=80 << 20,
@@ -155,7 +156,7 @@ class Fleet:
     def start_trainer(self) -> None:
         self.trainer = ray.remote(Trainer).options(**OPTIONS).remote()
         self.names = [f"rollout-{i}" for i in range(4)]
-        self.endpoint = connect(self.trainer, self.rollouts, config=CONFIG)
+        connect(self.trainer, self.rollouts, config=CONFIG)
 
     @staticmethod
     def one_more() -> Any:
@@ -172,9 +173,9 @@ class Fleet:
 
     def replace(self, index: int) -> None:
         self.rollouts[index] = self.one_more()
-        self.names[index] += "-again"
-        late = self.rollouts[index]
-        ray.get(late.subscribe.remote(self.endpoint, self.names[index], CONFIG))
+        connect(self.trainer, self.rollouts, config=CONFIG)
+        workers = ray.get(self.trainer.workers.remote())
+        (self.names[index],) = {w.name for w in workers if w.subscribed} - set(self.names)
 
     def others(self, *but: int) -> list[Any]:
         return [rollout for i, rollout in enumerate(self.rollouts) if i not in but]
@@ -257,7 +258,6 @@ def test_rollout_dying_in_load_is_named_and_others_are_updated(
         refit(fleet.trainer, fleet.rollouts)
     assert fleet.held(0) == [(version + 1, weights)] * 3
     fleet.replace(0)
-    ray.get(fleet.trainer.wait_workers.remote(4, 60.0))
     weights = fleet.train()
     assert refit(fleet.trainer, fleet.rollouts) == version + 2
     assert fleet.held() == [(version + 2, weights)] * 4
@@ -277,8 +277,8 @@ def test_trainer_killed_in_refit_changes_nothing_and_is_replaced(
     assert fleet.held() == [(version, before)] * 4
     fleet.start_trainer()
     weights = fleet.train()
-    assert refit(fleet.trainer, fleet.rollouts) == 1  # another trainer counts from 1
-    assert fleet.held() == [(1, weights)] * 4
+    assert refit(fleet.trainer, fleet.rollouts) == version + 1  # another trainer counts on
+    assert fleet.held() == [(version + 1, weights)] * 4
 
 
 @pytest.mark.slow
@@ -338,7 +338,7 @@ def test_single_threaded_rollouts_are_refused_and_leave_trainer(
     connect(trainer, rollouts, config=CONFIG)
     assert refit(trainer, rollouts) == 1
     names = [worker.name for worker in ray.get(trainer.workers.remote())]
-    assert names == ["rollout-0", "rollout-1"]
+    assert names == ["rollout-0", "rollout-2"]
     for actor in (trainer, *rollouts):
         ray.kill(actor)
 

@@ -1,0 +1,377 @@
+"""refit.integrations.ray on a real Ray cluster of several nodes (raylets) on this machine."""
+
+import os
+import select
+import shutil
+import signal
+import stat
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+numpy = pytest.importorskip("numpy")
+ray = pytest.importorskip("ray")
+
+import refit.integrations.ray as adapter  # noqa: E402
+from ray.cluster_utils import Cluster  # noqa: E402
+from ray.util.placement_group import placement_group, remove_placement_group  # noqa: E402
+from ray.util.scheduling_strategies import (  # noqa: E402
+    NodeAffinitySchedulingStrategy,
+    PlacementGroupSchedulingStrategy,
+)
+from refit import Subscriber, keygen  # noqa: E402
+from refit.errors import DeadlineError, PeerError, SecurityError, StateError  # noqa: E402
+from refit.integrations.ray import (  # noqa: E402
+    ACTOR,
+    RefitTrainer,
+    connect,
+    node_endpoint,
+    refit,
+)
+from test_ray import CONFIG, Rollout, digest  # noqa: E402
+
+pytestmark = pytest.mark.timeout(300)
+
+NODE = {"num_cpus": 4, "object_store_memory": 80 << 20}
+OPTIONS: dict[str, Any] = {"num_cpus": 1, "num_gpus": 0, "max_restarts": -1, **ACTOR}
+
+
+class Trainer(RefitTrainer):
+    """Weights that differ with each call of train, also after a restart."""
+
+    def __init__(self) -> None:
+        self.weights: dict[str, Any] = {}
+        self.halting, self.halted = False, threading.Event()
+        self.train()
+
+    def train(self) -> str:
+        random = numpy.random.default_rng()
+        self.weights = {name: random.standard_normal(50_000, "float32") for name in "abc"}
+        return digest(self.weights.items())
+
+    def refit_weights(self) -> Any:
+        if self.halting:
+            self.halted.set()
+            threading.Event().wait()
+        return self.weights
+
+    def halt_in_the_next(self) -> None:
+        self.halting = True
+
+    def wait_halted(self) -> bool:
+        return self.halted.wait(60)
+
+    def node(self) -> str:
+        return str(ray.get_runtime_context().get_node_id())
+
+    def public_key(self) -> str:
+        assert self._meeting is not None
+        return self._meeting.public_key
+
+    def admitted(self) -> list[str]:
+        assert self._allow is not None
+        return sorted(os.listdir(self._allow.name))
+
+
+class KeyedRollout(Rollout):
+    """Shows its secret before it is used, as a thief on its node would have it."""
+
+    modes: tuple[int, ...] = ()
+
+    def node(self) -> str:
+        return str(ray.get_runtime_context().get_node_id())
+
+    def refit_join(self, meeting: Any, name: str, settings: Any) -> None:
+        if self._keys is not None:
+            secret = Path(self._keys.name, "rollout.secret")
+            self.modes = tuple(stat.S_IMODE(p.stat().st_mode) for p in (secret.parent, secret))
+            shutil.copy(secret, Path(os.environ["TMPDIR"], f"{name}.stolen"))
+        super().refit_join(meeting, name, settings)
+
+    def key_modes(self) -> tuple[int, ...]:
+        return self.modes
+
+    def die(self) -> None:
+        os._exit(1)
+
+
+class Nodes:
+    """A cluster: the driver's node, which runs no actors, and nodes a test names and removes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.cluster = Cluster(
+            initialize_head=True,
+            head_node_args={
+                "num_cpus": 0,
+                "object_store_memory": 80 << 20,
+                "include_dashboard": False,
+            },
+        )
+        ray.init(address=self.cluster.address, log_to_driver=False, configure_logging=False)
+        self.nodes: dict[str, Any] = {}
+        self.actors: list[Any] = []
+        for name in "abc":
+            self.add(name)
+
+    def add(self, name: str) -> None:
+        self.nodes[name] = self.cluster.add_node(resources={name: 8}, **NODE)
+
+    def remove(self, name: str) -> None:
+        """Returns when all processes of the node are gone: raylet and actors, by SIGKILL."""
+        node = self.nodes.pop(name)
+        raylet = node.all_processes["raylet"][0].process.pid
+        children = Path(f"/proc/{raylet}/task/{raylet}/children").read_text().split()
+        workers = [os.pidfd_open(int(pid)) for pid in children]
+        self.cluster.remove_node(node, allow_graceful=False)
+        for gone in workers:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(gone, signal.SIGKILL)
+            select.select([gone], [], [])
+            os.close(gone)
+
+    def id(self, name: str) -> str:
+        return str(self.nodes[name].node_id)
+
+    def create(self, kind: type[Any], **options: Any) -> Any:
+        self.actors.append(ray.remote(kind).options(**OPTIONS | options).remote())
+        return self.actors[-1]
+
+    def on(self, name: str, kind: type[Any] = KeyedRollout) -> Any:
+        """An actor that can be on this node alone."""
+        return self.create(kind, resources={name: 1})
+
+    def end_actors(self) -> None:
+        while self.actors:
+            ray.kill(self.actors.pop())
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    here = str(Path(__file__).parent)  # actors import their classes from this file
+    folder = tmp_path_factory.mktemp("actors")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", here, prepend=os.pathsep)
+        patch.setenv("TMPDIR", str(folder))
+        nodes = Nodes(folder)
+        yield nodes
+        ray.shutdown()
+        nodes.cluster.shutdown()
+
+
+@pytest.fixture
+def nodes(cluster: Nodes) -> Iterator[Nodes]:
+    yield cluster
+    cluster.end_actors()
+    for name in "abc":
+        if name not in cluster.nodes:
+            cluster.add(name)
+
+
+def assert_all_hold(version: int, weights: str, rollouts: list[Any]) -> None:
+    assert ray.get([r.version.remote() for r in rollouts]) == [version] * len(rollouts)
+    assert ray.get([r.digest.remote() for r in rollouts]) == [weights] * len(rollouts)
+
+
+def cycle(trainer: Any, rollouts: list[Any]) -> int:
+    """Trains, and checks that every rollout has the bits of that; returns the version."""
+    weights = ray.get(trainer.train.remote())
+    version = refit(trainer, rollouts)
+    assert_all_hold(version, weights, rollouts)
+    return version
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shm", ["auto", "off"])
+def test_nodes_meet_at_tcp_with_keys_that_stay_in_actors(nodes: Nodes, shm: str) -> None:
+    trainer = nodes.on("a", Trainer)
+    rollouts = [nodes.on(name) for name in "abc"]
+    config = CONFIG | {"broadcast.shm": shm}
+    endpoint = connect(trainer, rollouts, config=config)
+    assert endpoint.startswith(node_endpoint().removesuffix("0"))
+    assert [cycle(trainer, rollouts) for _ in range(3)] == [1, 2, 3]
+    workers = ray.get(trainer.workers.remote())
+    assert {worker.name for worker in workers} == {"rollout-0", "rollout-1", "rollout-2"}
+    assert {worker.path for worker in workers} == {"shm" if shm == "auto" else "socket"}
+    assert ray.get(rollouts[0].key_modes.remote()) == (0o700, 0o600)
+    assert list(nodes.folder.rglob("*.secret")) == []
+    assert connect(trainer, rollouts, config=config) == endpoint
+    ray.get(trainer.close_publisher.remote())
+    assert list(nodes.folder.rglob("*.public")) == []
+
+
+@pytest.mark.slow
+def test_one_node_meets_in_its_file_system_until_one_leaves(nodes: Nodes) -> None:
+    trainer, rollouts = nodes.on("a", Trainer), [nodes.on("a")]
+    assert connect(trainer, rollouts, config=CONFIG).startswith("ipc:///")
+    assert [cycle(trainer, rollouts) for _ in range(2)] == [1, 2]
+    rollouts.append(nodes.on("b"))
+    assert cycle(trainer, rollouts) == 3  # versions go on in the other publisher
+    assert connect(trainer, rollouts).startswith("tcp://")
+    assert ray.get(trainer.admitted.remote()) == ["rollout-0.public", "rollout-1.public"]
+
+
+@pytest.mark.slow
+def test_rollouts_of_a_lost_node_are_left_out_then_caught_up(nodes: Nodes) -> None:
+    trainer = nodes.on("a", Trainer)
+    rollouts = [nodes.on("a"), nodes.on("b"), nodes.on("b")]
+    connect(trainer, rollouts, config=CONFIG)
+    assert cycle(trainer, rollouts) == 1
+    meeting = ray.get(trainer.refit_state.remote()).meeting
+    nodes.remove("b")
+    with pytest.raises((PeerError, DeadlineError), match=r"rollout-[12]|rollouts\[[12]\]"):
+        refit(trainer, rollouts, timeout=10)
+    with pytest.raises(DeadlineError, match=r"restarted rollouts\[1\], rollouts\[2\] in 10 s"):
+        refit(trainer, rollouts, timeout=10)
+    before = cycle(trainer, rollouts[:1])
+    assert ray.get(trainer.admitted.remote()) == ["rollout-0.public"]
+    nodes.add("b")
+    connect(trainer, rollouts)
+    caught_up = ray.get([rollout.receive.remote() for rollout in rollouts[1:]])
+    assert caught_up == [before, before]
+    assert len(set(ray.get([rollout.digest.remote() for rollout in rollouts]))) == 1
+    assert cycle(trainer, rollouts) == before + 1
+    assert ray.get(trainer.refit_state.remote()).meeting == meeting  # of the same process
+
+
+@pytest.mark.slow
+def test_rollouts_follow_a_trainer_whose_node_was_lost(nodes: Nodes) -> None:
+    to_a = NodeAffinitySchedulingStrategy(nodes.id("a"), soft=True)
+    trainer = nodes.create(Trainer, scheduling_strategy=to_a)
+    rollouts = [nodes.on("b"), nodes.on("c")]
+    endpoint = connect(trainer, rollouts, config=CONFIG)
+    assert ray.get(trainer.node.remote()) == nodes.id("a")
+    assert cycle(trainer, rollouts) == 1
+    held = ray.get([rollout.digest.remote() for rollout in rollouts])
+    ray.get(trainer.halt_in_the_next.remote())
+    with ThreadPoolExecutor(1) as pool:
+        failing = pool.submit(refit, trainer, rollouts)
+        assert ray.get(trainer.wait_halted.remote())
+        nodes.remove("a")
+        with pytest.raises(ray.exceptions.RayActorError):
+            failing.result()
+    assert ray.get([rollout.digest.remote() for rollout in rollouts]) == held
+    assert refit(trainer, rollouts) == 2
+    assert cycle(trainer, rollouts) == 3
+    assert ray.get(trainer.node.remote()) in (nodes.id("b"), nodes.id("c"))
+    assert connect(trainer, rollouts) != endpoint
+
+
+@pytest.mark.slow
+def test_keys_of_strangers_and_of_lost_rollouts_are_refused(nodes: Nodes) -> None:
+    trainer, rollouts = nodes.on("a", Trainer), [nodes.on("b"), nodes.on("c")]
+    endpoint = connect(trainer, rollouts, config=CONFIG)
+    assert cycle(trainer, rollouts) == 1
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(rollouts[0].die.remote())
+    shutil.copy(nodes.folder / "rollout-0.stolen", nodes.folder / "lost.secret")
+    assert cycle(trainer, rollouts) == 2  # Ray has restarted it, with another key
+    left_out = rollouts.pop()
+    shutil.copy(nodes.folder / "rollout-1.stolen", nodes.folder / "left_out.secret")
+    assert cycle(trainer, rollouts) == 3
+
+    server = nodes.folder / "server.public"
+    server.touch(mode=0o600)
+    server.write_text(ray.get(trainer.public_key.remote()))
+    keygen(nodes.folder, "stranger")
+    for name in ("lost", "left_out", "stranger"):
+        secret = nodes.folder / f"{name}.secret"
+        secret.chmod(0o600)
+        keys = {"security_key": str(secret), "security_server_key": str(server)}
+        with (
+            Subscriber(endpoint, worker="rollout-0", **keys) as stranger,
+            pytest.raises(SecurityError, match="does not allow this worker's key"),
+        ):
+            stranger.next(60.0)
+    with (
+        Subscriber(endpoint, broadcast_insecure=True) as stranger,
+        pytest.raises((SecurityError, DeadlineError)),
+    ):
+        stranger.next(10.0)
+    with pytest.raises(SecurityError, match="there are no keys"):
+        Subscriber(endpoint)
+
+    rollouts.append(left_out)
+    assert cycle(trainer, rollouts) == 4
+    workers = {worker.name for worker in ray.get(trainer.workers.remote()) if worker.subscribed}
+    assert workers == {"rollout-0", "rollout-1"}
+
+
+@pytest.mark.slow
+def test_actors_that_ray_does_not_restart_are_named(nodes: Nodes) -> None:
+    trainer, rollouts = nodes.on("a", Trainer), [nodes.on("b")]
+    rollouts.append(nodes.create(KeyedRollout, resources={"c": 1}, max_restarts=0))
+    with pytest.raises(StateError, match="connect"):
+        refit(trainer, rollouts)
+    connect(trainer, rollouts, config=CONFIG)
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(rollouts[1].die.remote())
+    with pytest.raises(PeerError, match=r"does not restart rollouts\[1\]: create"):
+        refit(trainer, rollouts)
+    rollouts[1] = nodes.on("c")
+    assert cycle(trainer, rollouts) == 1
+    ray.kill(trainer)
+    with pytest.raises(PeerError, match="does not restart the trainer: create"):
+        refit(trainer, rollouts)
+    assert cycle(nodes.on("a", Trainer), rollouts) == 2  # connected as the rollouts remember
+
+
+@pytest.mark.slow
+def test_a_quorum_publishes_although_a_rollout_is_lost(nodes: Nodes) -> None:
+    trainer, rollouts = nodes.on("a", Trainer), [nodes.on(name) for name in "abc"]
+    quorum = {"broadcast.commit": "quorum", "broadcast.quorum": 2}
+    connect(trainer, rollouts, config=CONFIG | quorum)
+    assert cycle(trainer, rollouts) == 1
+    weights = ray.get(trainer.train.remote())
+    ray.get(rollouts[2].fail_with.remote("die"))
+    with pytest.raises((PeerError, ray.exceptions.RayActorError)):
+        refit(trainer, rollouts)
+    assert_all_hold(2, weights, rollouts[:2])
+    assert cycle(trainer, rollouts) == 3
+
+
+@pytest.mark.slow
+def test_rays_placements_put_rollouts_by_node(nodes: Nodes) -> None:
+    group = placement_group([{"CPU": 2}] * 2, strategy="STRICT_SPREAD")
+    rollouts = [
+        nodes.create(
+            KeyedRollout, scheduling_strategy=PlacementGroupSchedulingStrategy(group, i // 2)
+        )
+        for i in range(4)
+    ]
+    trainer = nodes.create(
+        Trainer, scheduling_strategy=NodeAffinitySchedulingStrategy(nodes.id("c"), soft=True)
+    )
+    connect(trainer, rollouts, config=CONFIG)
+    assert cycle(trainer, rollouts) == 1
+    where = ray.get([rollout.node.remote() for rollout in rollouts])
+    assert where[0] == where[1] != where[2] == where[3]
+    assert ray.get(trainer.node.remote()) == nodes.id("c")
+    remove_placement_group(group)
+
+
+@pytest.mark.slow
+def test_an_endpoint_and_a_choice_about_keys_are_kept(nodes: Nodes) -> None:
+    trainer, rollouts = nodes.on("a", Trainer), [nodes.on("b")]
+    insecure = CONFIG | {"broadcast.insecure": True}
+    endpoint = connect(trainer, rollouts, endpoint="tcp://127.0.0.1:0", config=insecure)
+    assert endpoint.startswith("tcp://127.0.0.1:")
+    assert cycle(trainer, rollouts) == 1
+    assert ray.get(trainer.public_key.remote()) == ""
+
+    trainer = nodes.on("a", Trainer)
+    folder = nodes.folder / "theirs"
+    pair = keygen(folder, "trainer")
+    mixed = CONFIG | {"security.key": str(pair.secret)}
+    with pytest.raises(Exception, match=r"security.allow"):
+        connect(trainer, rollouts, config=mixed)
+
+
+def test_an_ipv6_address_stands_in_brackets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapter, "get_node_ip_address", lambda: "fd00::2")
+    assert node_endpoint() == "tcp://[fd00::2]:0"
