@@ -5,6 +5,7 @@ import select
 import shutil
 import signal
 import stat
+import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,10 +26,19 @@ from ray.util.scheduling_strategies import (  # noqa: E402
     PlacementGroupSchedulingStrategy,
 )
 from refit import Subscriber, keygen  # noqa: E402
-from refit.errors import DeadlineError, PeerError, SecurityError, StateError  # noqa: E402
+from refit.errors import (  # noqa: E402
+    ConfigError,
+    DeadlineError,
+    NotFoundError,
+    PeerError,
+    RefitError,
+    SecurityError,
+    StateError,
+)
 from refit.integrations.ray import (  # noqa: E402
     ACTOR,
     RefitTrainer,
+    Settings,
     connect,
     node_endpoint,
     refit,
@@ -368,10 +378,98 @@ def test_an_endpoint_and_a_choice_about_keys_are_kept(nodes: Nodes) -> None:
     folder = nodes.folder / "theirs"
     pair = keygen(folder, "trainer")
     mixed = CONFIG | {"security.key": str(pair.secret)}
-    with pytest.raises(Exception, match=r"security.allow"):
+    with pytest.raises(ConfigError, match=r"security.allow"):
         connect(trainer, rollouts, config=mixed)
 
 
 def test_an_ipv6_address_stands_in_brackets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapter, "get_node_ip_address", lambda: "fd00::2")
     assert node_endpoint() == "tcp://[fd00::2]:0"
+
+
+@pytest.mark.parametrize("endpoint", ["user://*", "tcp://127.0.0.1:0"])
+def test_rollout_that_does_not_come_in_is_connected_anew(
+    endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    trainer, rollout = Trainer(), Rollout()
+    settings = Settings(endpoint, CONFIG)
+    meeting, connected = trainer.refit_meet(settings, far=False, above=6)
+    has_keys = endpoint.startswith("tcp")
+    assert bool(meeting.public_key) == has_keys
+    assert connected == set()
+    before = os.umask(0)  # files of keys are private all the same
+    try:
+        for _ in range(2):  # a rollout with another key each time
+            key = rollout.refit_prepare(has_keys)
+            names = trainer.refit_admit(["one"], {"one": key}, 60.0)
+            with pytest.raises(DeadlineError, match=r"not connected after 0\.05 s: rollout-0"):
+                trainer.refit_wait(["one"], 0.05)
+            assert trainer.refit_meet(settings, far=False, above=0) == (meeting, set())
+            rollout.refit_join(meeting, names["one"], settings)
+            assert trainer.refit_wait(["one"], 60.0) == 0
+            assert trainer.refit_meet(settings, far=False, above=0) == (meeting, {"one"})
+    finally:
+        os.umask(before)
+    assert list(tmp_path.rglob("*.secret")) == []
+    names = trainer.refit_admit(["one"], {}, 60.0)
+    assert trainer.refit_wait(["one"], 60.0) == 0
+    with ThreadPoolExecutor(1) as pool:
+        received = pool.submit(rollout.receive, 0, timeout=60.0)
+        assert trainer.publish() == 7
+        assert received.result() == 7
+    rollout.unsubscribe()
+    trainer.close_publisher()
+    assert list(tmp_path.rglob("*")) == []
+
+
+def test_numbers_of_versions_go_on_after_failures() -> None:
+    trainer = Trainer()
+    trainer.refit_meet(Settings(None, CONFIG), far=False, above=3)
+    trainer.weights, weights = {}, trainer.weights
+    with pytest.raises(RefitError):
+        trainer.publish()
+    trainer.weights = weights
+    assert trainer.publish() == 5
+    assert trainer.publish(8) == 8
+    trainer.close_publisher()
+    trainer.refit_meet(Settings(None, CONFIG), far=False, above=2)
+    assert trainer.publish() == 9
+    trainer.close_publisher()
+
+
+def test_keys_are_made_unless_someone_has_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    wants_keys = adapter._wants_keys
+    assert wants_keys("tcp://127.0.0.1:0", None)
+    assert wants_keys("tcp://192.0.2.1:7000", CONFIG)
+    assert not wants_keys("user://*", None)
+    assert not wants_keys("tcp://192.0.2.1:0", {"broadcast.insecure": True})
+    theirs = {"key": "a.secret", "allow": "keys"}
+    assert not wants_keys("tcp://192.0.2.1:0", {"security": theirs})
+    with pytest.raises(NotFoundError):
+        wants_keys("tcp://192.0.2.1:0", {"security.keys": "a.secret"})
+    monkeypatch.setenv("REFIT_SECURITY_KEY", "a.secret")
+    monkeypatch.setenv("REFIT_SECURITY_ALLOW", "keys")
+    assert not wants_keys("tcp://192.0.2.1:0", CONFIG)
+
+
+def test_keys_of_the_user_replace_those_of_connect(tmp_path: Path) -> None:
+    """As actors have them from their environment: the trainer's and those of a rollout differ."""
+    trainer, rollouts = Trainer(), [Rollout(), Rollout()]
+    servers = keygen(tmp_path, "trainer")
+    shared = keygen(tmp_path / "allow", "cluster")
+    of_trainer = {"security.key": str(servers.secret), "security.allow": str(tmp_path / "allow")}
+    of_rollout = {"security.key": str(shared.secret), "security.server_key": str(servers.public)}
+    endpoint = "tcp://127.0.0.1:0"
+    meeting, _ = trainer.refit_meet(Settings(endpoint, CONFIG | of_trainer), far=True, above=0)
+    assert meeting.public_key == ""
+    names = trainer.refit_admit(["one", "two"], {"one": "", "two": ""}, 60.0)
+    for actor, rollout in zip(names, rollouts, strict=True):
+        assert rollout.refit_prepare(wants_key=False) == ""
+        rollout.refit_join(meeting, names[actor], Settings(endpoint, CONFIG | of_rollout))
+    assert trainer.refit_wait(["one", "two"], 60.0) == 0
+    workers = {worker.name for worker in trainer.workers()}
+    assert workers == {"cluster/rollout-0", "cluster/rollout-1"}
+    for rollout in rollouts:
+        rollout.unsubscribe()
+    trainer.close_publisher()

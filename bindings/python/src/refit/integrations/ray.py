@@ -254,7 +254,8 @@ class RefitTrainer:
         """Waits until nothing is ``wrong`` with the names of those that are subscribed."""
         end = time.monotonic() + timeout
         while True:
-            there = {worker.name for worker in self.workers() if worker.subscribed}
+            workers = [worker.name for worker in self.workers() if worker.subscribed]
+            there = {name.rpartition("/")[2] for name in workers}  # KEY/NAME with a user's keys
             names = wrong(there)
             if not names:
                 return
