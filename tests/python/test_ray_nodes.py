@@ -70,6 +70,9 @@ class Trainer(RefitTrainer):
             threading.Event().wait()
         return self.weights
 
+    def die(self) -> None:
+        os._exit(1)
+
     def halt_in_the_next(self) -> None:
         self.halting = True
 
@@ -162,13 +165,15 @@ class Nodes:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+def cluster() -> Iterator[Nodes]:
     here = str(Path(__file__).parent)  # actors import their classes from this file
-    folder = tmp_path_factory.mktemp("actors")
-    with pytest.MonkeyPatch.context() as patch:
+    with (
+        tempfile.TemporaryDirectory(prefix="r", ignore_cleanup_errors=True) as folder,
+        pytest.MonkeyPatch.context() as patch,  # a short name: Ray's sockets are in there, too
+    ):
         patch.setenv("PYTHONPATH", here, prepend=os.pathsep)
-        patch.setenv("TMPDIR", str(folder))
-        nodes = Nodes(folder)
+        patch.setenv("TMPDIR", folder)
+        nodes = Nodes(Path(folder))
         yield nodes
         ray.shutdown()
         nodes.cluster.shutdown()
@@ -219,9 +224,14 @@ def test_nodes_meet_at_tcp_with_keys_that_stay_in_actors(nodes: Nodes, shm: str)
 def test_one_node_meets_in_its_file_system_until_one_leaves(nodes: Nodes) -> None:
     trainer, rollouts = nodes.on("a", Trainer), [nodes.on("a")]
     assert connect(trainer, rollouts, config=CONFIG).startswith("ipc:///")
-    assert [cycle(trainer, rollouts) for _ in range(2)] == [1, 2]
+    assert cycle(trainer, rollouts) == 1
+    for version, actor in ((2, rollouts[0]), (3, trainer)):
+        with pytest.raises(ray.exceptions.RayActorError):
+            ray.get(actor.die.remote())
+        assert cycle(trainer, rollouts) == version
+    assert connect(trainer, rollouts).startswith("ipc:///")
     rollouts.append(nodes.on("b"))
-    assert cycle(trainer, rollouts) == 3  # versions go on in the other publisher
+    assert cycle(trainer, rollouts) == 4  # versions go on in the other publisher
     assert connect(trainer, rollouts).startswith("tcp://")
     assert ray.get(trainer.admitted.remote()) == ["rollout-0.public", "rollout-1.public"]
 
