@@ -16,7 +16,7 @@ import pytest
 numpy = pytest.importorskip("numpy")
 ray = pytest.importorskip("ray")
 
-from refit.errors import PeerError, StateError  # noqa: E402
+from refit.errors import DeadlineError, PeerError, StateError  # noqa: E402
 from refit.integrations.ray import (  # noqa: E402
     ACTOR,
     RefitRollout,
@@ -339,6 +339,36 @@ def test_single_threaded_rollouts_are_refused_and_leave_trainer(
     assert refit(trainer, rollouts) == 1
     names = [worker.name for worker in ray.get(trainer.workers.remote())]
     assert names == ["rollout-0", "rollout-2"]
+    for actor in (trainer, *rollouts):
+        ray.kill(actor)
+
+
+@pytest.mark.slow
+def test_busy_actor_is_named_after_the_timeout(cluster: None) -> None:
+    trainer = ray.remote(Trainer).options(**OPTIONS).remote()
+    rollouts = [Fleet.one_more()]
+    ray.get([actor.pid.remote() for actor in (trainer, *rollouts)])
+    for _ in range(2):  # on both threads
+        trainer.wait_halted.remote()
+    with pytest.raises(DeadlineError, match=r"no answer from the trainer in 0\.5 s: .*__init__"):
+        connect(trainer, rollouts, timeout=0.5)
+    for actor in (trainer, *rollouts):
+        ray.kill(actor)
+
+
+@pytest.mark.slow
+def test_refit_leaves_actors_connected_by_hand_as_they_are(cluster: None) -> None:
+    trainer = ray.remote(Plain).options(**OPTIONS).remote()
+    rollouts = [Fleet.one_more(), Fleet.one_more()]
+    endpoint = ray.get(trainer.open_publisher.remote(config=CONFIG))
+    ray.get(rollouts[0].subscribe.remote(endpoint, "by hand", CONFIG))
+    with pytest.raises(StateError, match="not connected"):
+        refit(trainer, rollouts)
+    ray.get(rollouts[1].subscribe.remote(endpoint, "this, too", CONFIG))
+    ray.get(trainer.wait_workers.remote(2, 60.0))
+    assert [refit(trainer, rollouts) for _ in range(2)] == [1, 2]
+    names = {worker.name for worker in ray.get(trainer.workers.remote())}
+    assert names == {"by hand", "this, too"}
     for actor in (trainer, *rollouts):
         ray.kill(actor)
 

@@ -83,12 +83,15 @@ class Trainer(RefitTrainer):
         return str(ray.get_runtime_context().get_node_id())
 
     def public_key(self) -> str:
-        assert self._meeting is not None
-        return self._meeting.public_key
+        assert self._refit_meeting is not None
+        return self._refit_meeting.public_key
+
+    def pid(self) -> int:
+        return os.getpid()
 
     def admitted(self) -> list[str]:
-        assert self._allow is not None
-        return sorted(os.listdir(self._allow.name))
+        assert self._refit_allow is not None
+        return sorted(os.listdir(self._refit_allow.name))
 
 
 class KeyedRollout(Rollout):
@@ -99,12 +102,12 @@ class KeyedRollout(Rollout):
     def node(self) -> str:
         return str(ray.get_runtime_context().get_node_id())
 
-    def refit_join(self, meeting: Any, name: str, settings: Any) -> None:
-        if self._keys is not None:
-            secret = Path(self._keys.name, "rollout.secret")
+    def subscribe(self, *arguments: Any, **keys: Any) -> None:
+        if "security_key" in keys:
+            secret = Path(keys["security_key"])
             self.modes = tuple(stat.S_IMODE(p.stat().st_mode) for p in (secret.parent, secret))
-            shutil.copy(secret, Path(os.environ["TMPDIR"], f"{name}.stolen"))
-        super().refit_join(meeting, name, settings)
+            shutil.copy(secret, Path(os.environ["TMPDIR"], f"{arguments[1]}.stolen"))
+        super().subscribe(*arguments, **keys)
 
     def key_modes(self) -> tuple[int, ...]:
         return self.modes
@@ -158,6 +161,14 @@ class Nodes:
     def on(self, name: str, kind: type[Any] = KeyedRollout) -> Any:
         """An actor that can be on this node alone."""
         return self.create(kind, resources={name: 1})
+
+    @staticmethod
+    def end(actor: Any) -> None:
+        """Returns when the process is gone: ray.kill does so before."""
+        gone = os.pidfd_open(ray.get(actor.pid.remote()))
+        ray.kill(actor)
+        select.select([gone], [], [])
+        os.close(gone)
 
     def end_actors(self) -> None:
         while self.actors:
@@ -239,14 +250,15 @@ def test_one_node_meets_in_its_file_system_until_one_leaves(nodes: Nodes) -> Non
 @pytest.mark.slow
 def test_rollouts_of_a_lost_node_are_left_out_then_caught_up(nodes: Nodes) -> None:
     trainer = nodes.on("a", Trainer)
-    rollouts = [nodes.on("a"), nodes.on("b"), nodes.on("b")]
+    retried = nodes.create(KeyedRollout, resources={"b": 1}, max_task_retries=-1)
+    rollouts = [nodes.on("a"), nodes.on("b"), retried]
     connect(trainer, rollouts, config=CONFIG)
     assert cycle(trainer, rollouts) == 1
     meeting = ray.get(trainer.refit_state.remote()).meeting
     nodes.remove("b")
     with pytest.raises((PeerError, DeadlineError), match=r"rollout-[12]|rollouts\[[12]\]"):
         refit(trainer, rollouts, timeout=10)
-    with pytest.raises(DeadlineError, match=r"restarted rollouts\[1\], rollouts\[2\] in 10 s"):
+    with pytest.raises(DeadlineError, match=r"from rollouts\[1\], rollouts\[2\] in 10 s"):
         refit(trainer, rollouts, timeout=10)
     before = cycle(trainer, rollouts[:1])
     assert ray.get(trainer.admitted.remote()) == ["rollout-0.public"]
@@ -262,7 +274,7 @@ def test_rollouts_of_a_lost_node_are_left_out_then_caught_up(nodes: Nodes) -> No
 @pytest.mark.slow
 def test_rollouts_follow_a_trainer_whose_node_was_lost(nodes: Nodes) -> None:
     to_a = NodeAffinitySchedulingStrategy(nodes.id("a"), soft=True)
-    trainer = nodes.create(Trainer, scheduling_strategy=to_a)
+    trainer = nodes.create(Trainer, scheduling_strategy=to_a, max_task_retries=-1)
     rollouts = [nodes.on("b"), nodes.on("c")]
     endpoint = connect(trainer, rollouts, config=CONFIG)
     assert ray.get(trainer.node.remote()) == nodes.id("a")
@@ -329,13 +341,12 @@ def test_actors_that_ray_does_not_restart_are_named(nodes: Nodes) -> None:
     with pytest.raises(StateError, match="connect"):
         refit(trainer, rollouts)
     connect(trainer, rollouts, config=CONFIG)
-    with pytest.raises(ray.exceptions.RayActorError):
-        ray.get(rollouts[1].die.remote())
+    nodes.end(rollouts[1])
     with pytest.raises(PeerError, match=r"does not restart rollouts\[1\]: create"):
         refit(trainer, rollouts)
     rollouts[1] = nodes.on("c")
     assert cycle(trainer, rollouts) == 1
-    ray.kill(trainer)
+    nodes.end(trainer)
     with pytest.raises(PeerError, match="does not restart the trainer: create"):
         refit(trainer, rollouts)
     assert cycle(nodes.on("a", Trainer), rollouts) == 2  # connected as the rollouts remember
@@ -383,6 +394,17 @@ def test_an_endpoint_and_a_choice_about_keys_are_kept(nodes: Nodes) -> None:
     assert endpoint.startswith("tcp://127.0.0.1:")
     assert cycle(trainer, rollouts) == 1
     assert ray.get(trainer.public_key.remote()) == ""
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(rollouts[0].die.remote())
+    assert connect(trainer, rollouts) == endpoint
+    assert cycle(trainer, rollouts) == 2
+    for other in ({"config": CONFIG}, {"endpoint": "tcp://127.0.0.1:7000"}):
+        with pytest.raises(StateError, match="close_publisher"):
+            connect(trainer, rollouts, **other)
+    ray.get(trainer.close_publisher.remote())
+    assert connect(trainer, rollouts, config=CONFIG).startswith("tcp://127.0.0.1:")
+    assert ray.get(trainer.public_key.remote()) != ""
+    assert cycle(trainer, rollouts) == 3
 
     trainer = nodes.on("a", Trainer)
     folder = nodes.folder / "theirs"
@@ -412,6 +434,7 @@ def test_rollout_that_does_not_come_in_is_connected_anew(
     try:
         for _ in range(2):  # a rollout with another key each time
             key = rollout.refit_prepare(has_keys)
+            assert list(tmp_path.rglob("*.secret")) == []
             names = trainer.refit_admit(["one"], {"one": key}, 60.0)
             with pytest.raises(DeadlineError, match=r"not connected after 0\.05 s: rollout-0"):
                 trainer.refit_wait(["one"], 0.05)
@@ -419,9 +442,27 @@ def test_rollout_that_does_not_come_in_is_connected_anew(
             rollout.refit_join(meeting, names["one"], settings)
             assert trainer.refit_wait(["one"], 60.0) == 0
             assert trainer.refit_meet(settings, far=False, above=0) == (meeting, {"one"})
+            for file in tmp_path.rglob("*"):
+                os.utime(file, (0, 0))
+            trainer.refit_meet(settings, far=False, above=0)
+            assert [file for file in tmp_path.rglob("*") if file.stat().st_mtime < 1e9] == []
+            for folder in tmp_path.iterdir():  # as one does who cleans all the same
+                shutil.rmtree(folder)
+            found = set() if has_keys else {"one"}
+            assert trainer.refit_meet(settings, far=False, above=0) == (meeting, found)
+        key = rollout.refit_prepare(has_keys)
+        trainer.refit_admit(["one"], {"one": key}, 60.0)
+        with pytest.raises(RefitError):
+            rollout.refit_join(meeting._replace(endpoint="tcp://nowhere"), "one", settings)
+        assert [f.name for f in tmp_path.rglob("*") if f.is_file()] == [
+            "rollout-0.public"
+        ] * has_keys
+        key = rollout.refit_prepare(has_keys)
+        trainer.refit_admit(["one"], {"one": key}, 60.0)
+        rollout.refit_join(meeting, "rollout-0", settings)
+        assert trainer.refit_wait(["one"], 60.0) == 0
     finally:
         os.umask(before)
-    assert list(tmp_path.rglob("*.secret")) == []
     names = trainer.refit_admit(["one"], {}, 60.0)
     assert trainer.refit_wait(["one"], 60.0) == 0
     with ThreadPoolExecutor(1) as pool:
@@ -431,6 +472,51 @@ def test_rollout_that_does_not_come_in_is_connected_anew(
     rollout.unsubscribe()
     trainer.close_publisher()
     assert list(tmp_path.rglob("*")) == []
+
+
+def test_rollout_left_out_without_keys_is_named_until_it_leaves() -> None:
+    trainer, rollouts = Trainer(), [Rollout(), Rollout()]
+    settings = Settings("user://*", CONFIG)
+    meeting, _ = trainer.refit_meet(settings, far=False, above=0)
+    names = trainer.refit_admit(["one", "two"], {"one": "", "two": ""}, 60.0)
+    for actor, rollout in zip(names, rollouts, strict=True):
+        rollout.refit_join(meeting, names[actor], settings)
+    assert trainer.refit_wait(["one", "two"], 60.0) == 0
+    with pytest.raises(StateError, match=r"left out is still connected .*rollout-1.*unsubscribe"):
+        trainer.refit_admit(["one"], {}, 0.05)
+    rollouts[1].unsubscribe()
+    trainer.refit_admit(["one"], {}, 60.0)
+    assert trainer.refit_wait(["one"], 60.0) == 0
+    rollouts[0].unsubscribe()
+    trainer.close_publisher()
+
+
+def test_trainer_that_has_forgotten_its_rollouts_says_so() -> None:
+    with pytest.raises(StateError, match="restarted the trainer"):
+        Trainer().refit_admit(["one"], {"one": ""}, 60.0)
+    with pytest.raises(StateError, match="restarted the trainer"):
+        Trainer().refit_wait(["one"], 60.0)
+
+
+def test_actors_lost_while_they_are_connected_are_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    outcomes = [ray.exceptions.ActorDiedError(), ("user://a", 4)]
+
+    def connect_living(*_: Any) -> Any:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(adapter, "_connect_living", connect_living)
+    assert connect(None, []) == "user://a"
+
+
+def test_attributes_of_users_classes_are_free() -> None:
+    for kind in (RefitTrainer, adapter.RefitRollout):
+        private = {name for name in vars(kind) if name.startswith("_") and name[1] != "_"}
+        assert {name for name in private if not name.startswith("_refit_")} == set()
 
 
 def test_numbers_of_versions_go_on_after_failures() -> None:
@@ -445,6 +531,8 @@ def test_numbers_of_versions_go_on_after_failures() -> None:
     trainer.close_publisher()
     trainer.refit_meet(Settings(None, CONFIG), far=False, above=2)
     assert trainer.publish() == 9
+    trainer.refit_meet(Settings(None, CONFIG), far=False, above=20)  # held by one left out before
+    assert trainer.publish() == 21
     trainer.close_publisher()
 
 
