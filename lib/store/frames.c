@@ -97,12 +97,9 @@ refit_status rft_frames_open_pool(rft_pool *pool, uint32_t threads, refit_error 
 }
 
 /* Room for the table's frames in this coding. */
-static refit_status table_prepare(const rft_frames *frames, frame_table *table, rft_coding coding,
-                                  refit_error *error)
+static refit_status table_prepare(frame_table *table, rft_coding coding, refit_error *error)
 {
     if (table->entries[coding] != NULL) return REFIT_OK;
-    uint32_t count = frames->manifest->frame_count;
-    table->count = table->want == NULL || count < PART_FRAMES ? count + 1 : PART_FRAMES;
     table->entries[coding] = rft_calloc(table->count, sizeof *table->entries[coding]);
     RFT_REFUSE_IF(table->entries[coding] == NULL, error, REFIT_ERR_HOST_MEMORY,
                   "no memory for frames");
@@ -119,9 +116,10 @@ refit_status rft_frames_open(const rft_manifest *manifest, const refit_config *c
     frames->delta = (refit_delta)config->broadcast_delta;
     frames->level = config->broadcast_compress_level;
     frames->encoders = encoders;
+    frames->whole.count = manifest->frame_count + 1;
     refit_status status = REFIT_OK;
     for (uint32_t i = 0; status == REFIT_OK && i < RFT_CODINGS; i++)
-        status = table_prepare(frames, &frames->whole, (rft_coding)i, error);
+        status = table_prepare(&frames->whole, (rft_coding)i, error);
     if (status != REFIT_OK) {
         rft_frames_close(frames, NULL);
         return status;
@@ -382,11 +380,14 @@ static refit_status find_table(rft_frames *frames, uint32_t sequence, rft_coding
         drop_parts(frames, &frames->coders[0].retired, false);
         table = rft_calloc(1, sizeof *table);
         RFT_REFUSE_IF(table == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for frames");
-        *table = (frame_table){.want = rft_want_acquire(want), .next = frames->parts};
+        uint32_t count = frames->whole.count;
+        *table = (frame_table){.want = rft_want_acquire(want),
+                               .count = count < PART_FRAMES ? count : PART_FRAMES,
+                               .next = frames->parts};
         frames->parts = table;
     }
     *out = table;
-    return table_prepare(frames, table, coding, error);
+    return table_prepare(table, coding, error);
 }
 
 refit_status rft_frames_encode(rft_frames *frames, const rft_store *store, uint32_t sequence,

@@ -611,6 +611,8 @@ void rft_follower_obey(rft_follower *follower, int64_t now)
     while (rft_mailbox_next_order(follower->mailbox, &order)) {
         if (order.kind == RFT_ORDER_RELEASE)
             release(follower, now);
+        else if (follower->applying == NULL)
+            continue;
         else if (order.kind == RFT_ORDER_REFUSE)
             refuse(follower, &order, now);
         else

@@ -929,7 +929,7 @@ static void answer_manifest(rft_session *session, const rft_message *message, rf
     session->catalog = NULL;
     take_manifest(session, message, failure);
     if (failure->status == REFIT_ERR_PROTOCOL) break_off(session, failure, now);
-    if (failure->status != REFIT_OK) {
+    if (session->catalog == NULL) {
         refuse_manifest(session);
         return;
     }
