@@ -51,7 +51,7 @@ typedef struct rft_task {
 
 /* What a worker shares with the others of its host (neighbors.h). */
 typedef struct rft_shared_image {
-    uint64_t version; /* whose frames go there, or went; 0: there is no such image */
+    uint64_t version; /* whose frames go there, or went; 0: none */
     bool whole;       /* all of them are there, and were verified */
     rft_want *want;   /* acquired; which of its bytes; NULL: all */
     char segment[RFT_SEGMENT_NAME_BYTES];

@@ -281,8 +281,8 @@ static bool is_sealed(const rft_server *server)
     return server->transaction.state != RFT_TRANSACTION_WRITING;
 }
 
-/* Of which part of the version the worker is offered, and in which role; false: nothing, for now.
- */
+/* Finds the worker's role in the version, the receiver whose image it maps, and what it is sent of
+ * the version (peer->sent); false if it cannot be offered the version yet. */
 static bool find_role(rft_server *server, rft_peer *peer, uint64_t version, int64_t now,
                       rft_neighbor_role *role, const rft_peer **receiver)
 {

@@ -30,8 +30,8 @@ typedef struct rft_session_report {
     uint64_t epoch;                   /* of the trainer it knows; 0: none */
     uint64_t version;                 /* held */
     refit_error final;                /* status REFIT_OK: there is no final error */
-    char refusal[RFT_SENTENCE_BYTES]; /* why the trainer does not take this worker for now, or what
-                                         cannot be read of the archive; empty: it does, it can */
+    char refusal[RFT_SENTENCE_BYTES]; /* why the trainer refused this worker when last asked, or
+                                         what cannot be read of the archive; empty: neither */
     uint64_t applied;                 /* versions */
     uint64_t aborted;                 /* versions */
     uint64_t refused;                 /* messages that broke the protocol */

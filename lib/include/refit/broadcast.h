@@ -396,9 +396,9 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_stats(refit_publisher *p
  * over. A version is built on the one in memory where its files do, or else on its anchor. A file
  * that is damaged, cut short or above limits.* is named in the log and passed over until it
  * changes; one that was removed or cannot be read is named too, and tried at each look. A folder
- * that is not there or cannot be read is waited for, as a trainer is. Whoever may write to the
- * folder decides what this worker gets. Takes memory for two versions and a few frames; nothing is
- * written.
+ * that is not there or cannot be read is waited for, as a trainer is. Anyone who can write
+ * to the folder decides what this worker gets. Takes memory for two versions and a few frames;
+ * nothing is written.
  *
  * Errors:
  * - REFIT_ERR_INVALID: port 0 or * among it, which only a publisher binds; no folder

@@ -238,8 +238,10 @@ class RefitTrainer:
 
         A rollout keeps its name, also if Ray restarts it. Workers that have lost their key, and
         those that had the names of ``new`` ones, are gone when it returns, so that no version
-        counts on them; DeadlineError. So are those that are left out: where there are no keys to
-        take away, StateError if one of them stays. Writes files.
+        counts on them. The same holds for workers left out of ``rollouts``. Writes files.
+
+        DeadlineError if one of them is still connected after ``timeout`` seconds; StateError if it
+        was left out, and has no key to take away.
         """
         settings = self._refit_met()
         self._refit_connected = set()
@@ -449,8 +451,8 @@ def connect(
 
     Returns the endpoint once all are there. Where all actors are on one node, that is a socket in
     its file system, and else ``node_endpoint``; or ``endpoint``. At a tcp endpoint each actor makes
-    a pair of keys, of which the public half alone leaves it, and the trainer admits these rollouts
-    and nobody else. No keys are made if ``config`` has ``security.key``, or says
+    a pair of keys, of which only the public half leaves it, and the trainer admits only these
+    rollouts. No keys are made if ``config`` has ``security.key``, or says
     ``broadcast.insecure``.
 
     Again, it connects those that are not connected any more, which ``refit`` does by itself.
