@@ -250,6 +250,8 @@ static rft_frame_source source_for(const rft_frames *frames, const rft_store *st
         .price = always ? 0 : ELEMENT_PRICE,
         .before = {base->block_sums, base->has_block_sum},
         .after = {now->block_sums, now->has_block_sum},
+        .shard = store->shard,
+        .layout = store->layout,
     };
 }
 
@@ -324,7 +326,8 @@ static void batch_choose(rft_frames *frames, const rft_store *store, uint32_t se
     batch->sequences[batch->count++] = sequence;
     while (batch->count < most && frames->cursor < ready) {
         uint32_t next = store->ready[frames->cursor++];
-        if (next == sequence || is_made(batch->table, store, next, coding)) continue;
+        bool cut = rft_want_frame(store->shard, next) != RFT_WANT_ALL;
+        if (next == sequence || cut || is_made(batch->table, store, next, coding)) continue;
         batch->sequences[batch->count++] = next;
     }
 }

@@ -91,7 +91,7 @@ static rft_seqlock *slot_lock(const rft_slot *slot)
 static refit_status slot_make(const rft_store *store, rft_buffer **out, refit_error *error)
 {
     refit_error why = {0};
-    uint64_t bytes = store->manifest->store_bytes + RFT_SEQLOCK_BYTES;
+    uint64_t bytes = store->layout->store_bytes + RFT_SEQLOCK_BYTES;
     rft_buffer *buffer = rft_buffer_open();
     RFT_REFUSE_IF(buffer == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for a slot");
     refit_status status = store->shared ? rft_segment_create(&buffer->segment, bytes, &why)
@@ -160,8 +160,18 @@ static void tables_fill(rft_store *store)
     }
 }
 
-refit_status rft_store_open(rft_manifest *manifest, uint32_t slots, bool shared,
-                            rft_retire_list *retired, rft_store **out, refit_error *error)
+static refit_status open_layout(rft_store *store, rft_want *shard, refit_error *error)
+{
+    store->layout = store->manifest;
+    if (shard == NULL) return REFIT_OK;
+    RFT_TRY(rft_shard_layout(store->manifest, shard, &store->shard_layout, error));
+    store->shard = rft_want_acquire(shard);
+    store->layout = store->shard_layout;
+    return REFIT_OK;
+}
+
+static refit_status open_store(rft_manifest *manifest, rft_want *shard, uint32_t slots, bool shared,
+                               rft_retire_list *retired, rft_store **out, refit_error *error)
 {
     rft_store *store = rft_calloc(1, sizeof *store);
     if (store == NULL) rft_manifest_close(manifest);
@@ -172,13 +182,28 @@ refit_status rft_store_open(rft_manifest *manifest, uint32_t slots, bool shared,
     store->slot_count = slots;
     store->committed_slot = RFT_NO_SLOT;
     store->writing_slot = RFT_NO_SLOT;
-    if (!tables_open(store)) {
+    refit_status status = open_layout(store, shard, error);
+    if (status == REFIT_OK && !tables_open(store))
+        status = rft_fail(error, REFIT_ERR_HOST_MEMORY, "no memory for the tables of the store");
+    if (status != REFIT_OK) {
         rft_store_close(store);
-        return rft_fail(error, REFIT_ERR_HOST_MEMORY, "no memory for the tables of the store");
+        return status;
     }
     tables_fill(store);
     *out = store;
     return REFIT_OK;
+}
+
+refit_status rft_store_open(rft_manifest *manifest, uint32_t slots, bool shared,
+                            rft_retire_list *retired, rft_store **out, refit_error *error)
+{
+    return open_store(manifest, NULL, slots, shared, retired, out, error);
+}
+
+refit_status rft_store_open_shard(rft_manifest *manifest, rft_want *shard, uint32_t slots,
+                                  rft_retire_list *retired, rft_store **out, refit_error *error)
+{
+    return open_store(manifest, shard, slots, false, retired, out, error);
 }
 
 void rft_store_close(rft_store *store)
@@ -196,6 +221,9 @@ void rft_store_close(rft_store *store)
     rft_free(store->frames_left);
     rft_free(store->ready);
     rft_free(store->frame_of);
+    rft_bytes_close(&store->words);
+    rft_want_release(store->shard);
+    rft_manifest_close(store->shard_layout);
     rft_manifest_close(store->manifest);
     rft_free(store);
 }
@@ -233,14 +261,14 @@ refit_status rft_store_renew(rft_store *store, uint32_t slot, refit_error *error
     if (!holds_committed && place->buffer != NULL) rft_store_empty(store, slot);
     RFT_TRY(slot_make(store, &fresh, error));
     bool undoes = store->slot_count == 1 && store->undo.has == NULL;
-    refit_status status = undoes ? undo_open(&store->undo, store->manifest, error) : REFIT_OK;
+    refit_status status = undoes ? undo_open(&store->undo, store->layout, error) : REFIT_OK;
     if (status != REFIT_OK) {
         rft_retire_list_put(store->retired, fresh);
         return status;
     }
     if (holds_committed) {
         rft_copy_bytes(fresh->segment.memory, place->buffer->segment.memory,
-                       store->manifest->store_bytes + RFT_SEQLOCK_BYTES);
+                       store->layout->store_bytes + RFT_SEQLOCK_BYTES);
         rft_retire_list_put(store->retired, place->buffer);
     }
     place->buffer = fresh;
@@ -284,20 +312,23 @@ const rft_version_digests *rft_store_base_digests(const rft_store *store)
 /* Tensors without bytes need no writing. */
 static void missing_reset(rft_store *store)
 {
-    const rft_manifest *manifest = store->manifest;
+    const rft_manifest *layout = store->layout;
     store->missing = 0;
-    memset(store->written, 0, manifest->count);
-    for (uint32_t i = 0; i < manifest->count; i++) {
-        const rft_manifest_tensor *tensor = &manifest->tensors[i];
+    memset(store->written, 0, layout->count);
+    for (uint32_t i = 0; i < layout->count; i++) {
+        const rft_manifest_tensor *tensor = &layout->tensors[i];
         if (tensor->alias_of == REFIT_NO_ALIAS && tensor->bytes > 0) store->missing++;
     }
 }
 
 static void frames_reset(rft_store *store)
 {
+    const rft_manifest *layout = store->layout;
     store->ready_count = 0;
-    for (uint32_t i = 0; i < store->manifest->frame_count; i++) {
-        store->frames_left[i] = store->manifest->frames[i].blocks;
+    memset(store->frames_left, 0, layout->frame_count * sizeof *store->frames_left);
+    for (uint32_t i = 0; i < layout->block_count; i++) {
+        bool comes = layout->tensors[layout->blocks[i].tensor].bytes > 0;
+        store->frames_left[store->frame_of[i]] += comes;
     }
 }
 
@@ -325,6 +356,8 @@ void rft_store_begin(rft_store *store, uint64_t version)
     store->base_digest = store->committed.digest;
     memset(store->same, 0, store->manifest->block_count);
     store->same_blocks = 0;
+    rft_bytes_reset(&store->words);
+    store->words_missing = false;
     missing_reset(store);
     frames_reset(store);
 }
@@ -348,23 +381,34 @@ refit_status rft_store_seal(rft_store *store, refit_error *error)
 {
     const rft_manifest *manifest = store->manifest;
     for (uint32_t i = 0; store->missing > 0 && i < manifest->count; i++) {
-        const rft_manifest_tensor *tensor = &manifest->tensors[i];
+        const rft_manifest_tensor *tensor = &store->layout->tensors[i];
         bool needed = tensor->alias_of == REFIT_NO_ALIAS && tensor->bytes > 0;
         RFT_REFUSE_IF(needed && !store->written[i], error, REFIT_ERR_STATE,
                       "version %" PRIu64 " lacks %" PRIu32
                       " tensors, \"%s\" among them: write them first",
                       store->next.version, store->missing, tensor->name);
     }
-    for (uint32_t i = 0; i < manifest->count; i++) {
+    RFT_REFUSE_IF(store->words_missing, error, REFIT_ERR_HOST_MEMORY,
+                  "no memory for the digests of version %" PRIu64 ": abort it",
+                  store->next.version);
+    for (uint32_t i = 0; store->shard == NULL && i < manifest->count; i++) {
         const rft_manifest_tensor *tensor = &manifest->tensors[i];
         if (tensor->alias_of != REFIT_NO_ALIAS || store->written[i]) continue;
         store->next.tensor_sums[store->originals[i]] = rft_digest_finish(0, 0);
     }
-    store->next.digest = rft_version_digest(manifest, store->next.tensor_sums);
+    if (store->shard == NULL)
+        store->next.digest = rft_version_digest(manifest, store->next.tensor_sums);
     const rft_slot *slot = &store->slots[store->writing_slot];
     if (slot->buffer != NULL) rft_seqlock_end(slot_lock(slot));
     store->sealed = true;
     return REFIT_OK;
+}
+
+void rft_store_conclude(rft_store *store, const uint64_t *digests)
+{
+    const rft_manifest *manifest = store->manifest;
+    memcpy(store->next.tensor_sums, digests, manifest->originals * sizeof *digests);
+    store->next.digest = rft_version_digest(manifest, store->next.tensor_sums);
 }
 
 void rft_store_commit(rft_store *store)
@@ -435,13 +479,14 @@ typedef struct store_run {
     uint32_t frame;
     const unsigned char *from; /* the caller's bytes of the first block */
     uint64_t bytes;
+    uint64_t offset; /* in the image */
     uint64_t tensor_offset;
 } store_run;
 
 static store_run run_find(const rft_store *store, const rft_manifest_tensor *tensor, uint32_t block,
                           const unsigned char *memory)
 {
-    const rft_manifest *manifest = store->manifest;
+    const rft_manifest *manifest = store->layout;
     uint32_t end = tensor->first_block + tensor->blocks;
     const rft_frame_span *span = &manifest->frames[store->frame_of[block]];
     if (span->first_block + span->blocks < end) end = span->first_block + span->blocks;
@@ -450,8 +495,9 @@ static store_run run_find(const rft_store *store, const rft_manifest_tensor *ten
         .first = block,
         .count = end - block,
         .frame = store->frame_of[block],
-        .from = memory + first->tensor_offset,
+        .from = memory + (first->offset - tensor->offset),
         .bytes = last->offset + last->bytes - first->offset,
+        .offset = first->offset,
         .tensor_offset = first->tensor_offset,
     };
 }
@@ -461,10 +507,10 @@ static uint32_t run_compare(rft_store *store, const store_run *run)
 {
     if (store->base == 0) return 0;
     uint32_t same = 0;
-    const rft_block *blocks = store->manifest->blocks;
+    const rft_block *blocks = store->layout->blocks;
     const unsigned char *before = rft_slot_image(&store->slots[store->committed_slot]);
     for (uint32_t i = run->first; i < run->first + run->count; i++) {
-        const unsigned char *now = run->from + (blocks[i].tensor_offset - run->tensor_offset);
+        const unsigned char *now = run->from + (blocks[i].offset - run->offset);
         store->same[i] = memcmp(now, before + blocks[i].offset, blocks[i].bytes) == 0;
         same += store->same[i];
         if (!store->same[i] && store->undo.has != NULL) undo_save(&store->undo, i, before);
@@ -473,13 +519,25 @@ static uint32_t run_compare(rft_store *store, const store_run *run)
     return same;
 }
 
-/* Gives the run's part of the digest. */
+/* Whether the store has no more than a part of the tensor. */
+static bool is_divided(const rft_store *store, uint32_t tensor)
+{
+    return store->layout->tensors[tensor].bytes < store->manifest->tensors[tensor].bytes;
+}
+
+/* Gives the run's part of the digest; of a divided tensor 0. */
 static uint64_t run_take(rft_store *store, const store_run *run)
 {
-    const rft_block *first = &store->manifest->blocks[run->first];
+    const rft_block *first = &store->layout->blocks[run->first];
     uint64_t *parts = &store->next.block_sums[run->first];
     bool same = run_compare(store, run) == run->count;
     bool there = store->writing_slot == store->committed_slot;
+    if (is_divided(store, first->tensor)) {
+        if (same && there) return 0;
+        rft_copy_bytes(rft_slot_image(&store->slots[store->writing_slot]) + first->offset,
+                       run->from, run->bytes);
+        return 0;
+    }
     memset(&store->next.has_block_sum[run->first], 1, run->count);
     if (same && there)
         return rft_digest_parts(run->from, run->bytes, run->tensor_offset, first->bytes, parts);
@@ -495,10 +553,13 @@ refit_status rft_store_check(const rft_store *store, uint32_t tensor, const void
     RFT_REFUSE_IF(tensor >= manifest->count, error, REFIT_ERR_INVALID,
                   "there is no tensor %" PRIu32 ": %" PRIu32 " were declared", tensor,
                   manifest->count);
-    const rft_manifest_tensor *place = &manifest->tensors[tensor];
+    const rft_manifest_tensor *place = &store->layout->tensors[tensor];
     RFT_REFUSE_IF(place->alias_of != REFIT_NO_ALIAS, error, REFIT_ERR_INVALID,
                   "tensor \"%s\" shares the bytes of \"%s\": write only that one", place->name,
                   manifest->tensors[place->alias_of].name);
+    RFT_REFUSE_IF(store->shard != NULL && count != place->bytes, error, REFIT_ERR_INVALID,
+                  "the shard of tensor \"%s\" has %" PRIu64 " bytes on this rank, not %" PRIu64,
+                  place->name, place->bytes, count);
     RFT_REFUSE_IF(count != place->bytes, error, REFIT_ERR_INVALID,
                   "tensor \"%s\" was declared with %" PRIu64 " bytes, not %" PRIu64, place->name,
                   place->bytes, count);
@@ -512,21 +573,41 @@ refit_status rft_store_check(const rft_store *store, uint32_t tensor, const void
     return REFIT_OK;
 }
 
+/* Notes the digest of a tensor; of a shard, what it adds to that. `bytes` are the shard's. */
+static refit_status note_sum(rft_store *store, uint32_t tensor, uint64_t sum,
+                             const unsigned char *bytes, refit_error *error)
+{
+    uint64_t *place = &store->next.tensor_sums[store->originals[tensor]];
+    size_t words = store->words.count;
+    refit_status status = REFIT_OK;
+    if (store->shard == NULL)
+        *place = rft_digest_finish(sum, store->manifest->tensors[tensor].bytes);
+    else if (!is_divided(store, tensor))
+        *place = sum;
+    else
+        status = rft_shard_sum(store->shard, tensor, bytes, place, &store->words, error);
+    if (status != REFIT_OK) store->words.count = words;
+    return status;
+}
+
+/* What can fail comes first: then the tensor can be written once more. */
 refit_status rft_store_write(rft_store *store, uint32_t tensor, const void *bytes, uint64_t count,
                              rft_ready_fn ready, void *user, refit_error *error)
 {
     RFT_TRY(rft_store_check(store, tensor, bytes, count, error));
-    const rft_manifest_tensor *place = &store->manifest->tensors[tensor];
+    const rft_manifest_tensor *place = &store->layout->tensors[tensor];
     uint64_t sum = 0;
     uint32_t end = place->first_block + place->blocks;
-    for (uint32_t block = place->first_block; place->blocks > 0 && block < end;) {
+    bool divided = is_divided(store, tensor);
+    if (divided) RFT_TRY(note_sum(store, tensor, 0, bytes, error));
+    for (uint32_t block = place->first_block; place->bytes > 0 && block < end;) {
         store_run run = run_find(store, place, block, bytes);
         sum += run_take(store, &run);
         store->frames_left[run.frame] -= run.count;
         if (store->frames_left[run.frame] == 0) ready(user, run.frame);
         block += run.count;
     }
-    store->next.tensor_sums[store->originals[tensor]] = rft_digest_finish(sum, count);
+    if (!divided) RFT_TRY(note_sum(store, tensor, sum, bytes, error));
     store->written[tensor] = 1;
     if (count > 0) store->missing--;
     return REFIT_OK;
@@ -559,7 +640,7 @@ refit_status rft_store_afford(rft_store *store, uint64_t bytes, refit_error *err
 
 unsigned char *rft_store_begin_device_write(rft_store *store, uint32_t tensor)
 {
-    const rft_manifest_tensor *place = &store->manifest->tensors[tensor];
+    const rft_manifest_tensor *place = &store->layout->tensors[tensor];
     const rft_slot *slot = &store->slots[store->writing_slot];
     if (slot->buffer == NULL) return NULL;
     unsigned char *image = rft_slot_image(slot);
@@ -572,12 +653,12 @@ unsigned char *rft_store_begin_device_write(rft_store *store, uint32_t tensor)
 void rft_store_end_device_write(rft_store *store, uint32_t tensor)
 {
     store->written[tensor] = 1;
-    if (store->manifest->tensors[tensor].bytes > 0) store->missing--;
+    if (store->layout->tensors[tensor].bytes > 0) store->missing--;
 }
 
 static void compare(rft_store *store, uint32_t block)
 {
-    const rft_block *place = &store->manifest->blocks[block];
+    const rft_block *place = &store->layout->blocks[block];
     const unsigned char *now = rft_slot_image(&store->slots[store->writing_slot]);
     const unsigned char *before = writes_over(store)
                                       ? store->undo.saved.memory
@@ -589,19 +670,24 @@ static void compare(rft_store *store, uint32_t block)
 void rft_store_compare(rft_store *store, uint32_t tensor, const uint64_t *sum, rft_ready_fn ready,
                        void *user)
 {
-    const rft_manifest_tensor *place = &store->manifest->tensors[tensor];
+    const rft_manifest_tensor *place = &store->layout->tensors[tensor];
+    bool divided = is_divided(store, tensor);
+    const unsigned char *bytes = NULL;
     uint64_t taken = 0;
-    if (sum != NULL) {
+    if (place->bytes > 0 && (divided || sum == NULL))
+        bytes = rft_slot_image(&store->slots[store->writing_slot]) + place->offset;
+    if (divided) {
+        taken = 0;
+    } else if (sum != NULL) {
         taken = *sum;
     } else if (place->bytes > 0) {
-        const unsigned char *image = rft_slot_image(&store->slots[store->writing_slot]);
-        taken = rft_digest_parts(image + place->offset, place->bytes, 0,
-                                 store->manifest->blocks[place->first_block].bytes,
+        taken = rft_digest_parts(bytes, place->bytes, 0,
+                                 store->layout->blocks[place->first_block].bytes,
                                  &store->next.block_sums[place->first_block]);
         memset(&store->next.has_block_sum[place->first_block], 1, place->blocks);
     }
-    store->next.tensor_sums[store->originals[tensor]] = rft_digest_finish(taken, place->bytes);
-    for (uint32_t i = 0; i < place->blocks; i++) {
+    if (note_sum(store, tensor, taken, bytes, NULL) != REFIT_OK) store->words_missing = true;
+    for (uint32_t i = 0; place->bytes > 0 && i < place->blocks; i++) {
         uint32_t block = place->first_block + i;
         uint32_t frame = store->frame_of[block];
         if (store->base != 0) compare(store, block);

@@ -6,6 +6,10 @@
  * and an undo log gives the old bytes back. Every block is held against the committed version while
  * it is written, so that frames can leave out what did not change.
  *
+ * A store may have a shard of the tensors alone (wire/shard.h). Then a tensor is written with the
+ * shard's bytes of it, images have these alone, and the digests are those of all ranks together:
+ * rft_store_seal leaves them open, and rft_store_conclude takes them.
+ *
  * A slot has memory only for a version that some worker reads on the host. One that all workers
  * read in a GPU's memory has names and digests here, but no bytes.
  *
@@ -19,7 +23,7 @@
 #include "memory/ration.h"
 #include "store/buffer.h"
 #include "store/segment.h"
-#include "wire/manifest.h"
+#include "wire/shard.h"
 
 #define RFT_SLOTS_MOST 2u
 #define RFT_NO_SLOT    UINT32_MAX
@@ -51,8 +55,13 @@ typedef struct rft_undo {
 } rft_undo;
 
 typedef struct rft_store {
-    rft_manifest *manifest;   /* owned */
-    rft_retire_list *retired; /* borrowed */
+    rft_manifest *manifest;     /* owned */
+    rft_want *shard;            /* acquired; NULL: all of the tensors */
+    rft_manifest *shard_layout; /* owned; NULL: all of the tensors */
+    const rft_manifest *layout; /* how images lie in memory: one of the two manifests */
+    rft_bytes words;            /* of the newest version: of a shard, parts of words */
+    bool words_missing;         /* there was no memory for some of them */
+    rft_retire_list *retired;   /* borrowed */
     bool shared; /* fresh slots are in shared memory, and workers may be offered to map them */
     uint32_t slot_count;
     rft_slot slots[RFT_SLOTS_MOST];
@@ -81,6 +90,9 @@ typedef struct rft_store {
  */
 refit_status rft_store_open(rft_manifest *manifest, uint32_t slots, bool shared,
                             rft_retire_list *retired, rft_store **out, refit_error *error);
+/* The same of a shard, which is acquired; in memory of this process. */
+refit_status rft_store_open_shard(rft_manifest *manifest, rft_want *shard, uint32_t slots,
+                                  rft_retire_list *retired, rft_store **out, refit_error *error);
 /* Its slots are retired. NULL is allowed. */
 void rft_store_close(rft_store *store);
 
@@ -128,8 +140,11 @@ void rft_store_drop_bytes(rft_store *store);
 /* Appends a frame to `ready`. */
 void rft_store_add_ready(rft_store *store, uint32_t frame);
 
-/* REFIT_ERR_STATE names a tensor that was not written. Makes the digests, and the seqlock even. */
+/* REFIT_ERR_STATE names a tensor that was not written. Makes the digests, and the seqlock even. Of
+ * a shard it leaves in next.tensor_sums and `words` what the shard adds to them. */
 refit_status rft_store_seal(rft_store *store, refit_error *error);
+/* The digests of a sealed version that several ranks have, one for each original. */
+void rft_store_conclude(rft_store *store, const uint64_t *digests);
 /* The sealed version is the committed one. */
 void rft_store_commit(rft_store *store);
 /* The version being written is gone: undo puts the committed one's bytes back where they were

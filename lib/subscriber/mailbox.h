@@ -12,7 +12,7 @@
 
 #include "base/thread.h"
 #include "subscriber/images.h"
-#include "subscriber/selection.h"
+#include "wire/selection.h"
 
 typedef enum rft_session_state {
     RFT_SESSION_CONNECTING,

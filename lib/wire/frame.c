@@ -456,20 +456,35 @@ static uint64_t wanted_bytes(const frame_gather *gather, const rft_block *block)
     return rft_want_block(gather->source->want, block);
 }
 
+/* The block as it lies in the images. */
+static const rft_block *placed(const frame_gather *gather, uint32_t at)
+{
+    const rft_manifest *layout = gather->source->layout;
+    return &(layout == NULL ? gather->manifest : layout)->blocks[gather->span->first_block + at];
+}
+
+/* Appends what is wanted of a block. */
+static void copy_dense(frame_gather *gather, uint32_t at)
+{
+    const rft_frame_source *source = gather->source;
+    const rft_block *block = placed(gather, at);
+    const rft_block *whole = &gather->manifest->blocks[gather->span->first_block + at];
+    uint64_t wanted = wanted_bytes(gather, whole);
+    if (wanted == block->bytes)
+        memcpy(gather->hole, source->image + block->offset, wanted);
+    else if (block->bytes == whole->bytes)
+        rft_want_gather(source->want, block, source->image, gather->hole);
+    else
+        rft_shard_gather(source->want, source->shard, block, source->image, gather->hole);
+    gather->hole += wanted;
+}
+
 /* Copies the dense blocks before `end`. That is done when a sparse block follows them, or at the
  * end if the frame is coded: for a frame that is sent whole nothing is copied. */
 static void fill_hole(frame_gather *gather, uint32_t end)
 {
-    const rft_block *blocks = &gather->manifest->blocks[gather->span->first_block];
     for (; gather->copied < end; gather->copied++) {
-        const rft_block *block = &blocks[gather->copied];
-        if (gather->modes[gather->copied] != RFT_BLOCK_DENSE) continue;
-        uint64_t wanted = wanted_bytes(gather, block);
-        if (wanted == block->bytes)
-            memcpy(gather->hole, gather->source->image + block->offset, block->bytes);
-        else
-            rft_want_gather(gather->source->want, block, gather->source->image, gather->hole);
-        gather->hole += wanted;
+        if (gather->modes[gather->copied] == RFT_BLOCK_DENSE) copy_dense(gather, gather->copied);
     }
 }
 
@@ -484,9 +499,9 @@ static bool add_sparse(frame_gather *gather, uint32_t at)
 {
     const rft_frame_source *source = gather->source;
     uint32_t index = gather->span->first_block + at;
-    const rft_block *block = &gather->manifest->blocks[index];
+    const rft_block *block = placed(gather, at), *whole = &gather->manifest->blocks[index];
     rft_sparse sparse;
-    if (source->base == NULL || wanted_bytes(gather, block) < block->bytes) return false;
+    if (source->base == NULL || wanted_bytes(gather, whole) < whole->bytes) return false;
     if (!rft_sparse_encode(gather->manifest, block, source->price, source->base + block->offset,
                            source->image + block->offset, gather->next, &sparse)) {
         return false;
@@ -535,12 +550,29 @@ static refit_status gather_blocks(frame_gather *gather, rft_bytes *scratch, rft_
     return REFIT_OK;
 }
 
-/* The range of the image as it is. */
-static rft_view whole(frame_gather *gather)
+/* The range of the image as it is. In a layout the padding after a tensor's part may be another
+ * one: then it is put together. */
+static refit_status whole(frame_gather *gather, rft_bytes *scratch, rft_view *payload, bool *copied,
+                          refit_error *error)
 {
-    memset(gather->modes, RFT_BLOCK_DENSE, gather->span->blocks);
-    gather->counts = (rft_frame_counts){.dense = gather->span->blocks};
-    return (rft_view){gather->source->image + gather->span->offset, gather->span->bytes};
+    const rft_frame_span *span = gather->span;
+    const rft_block *blocks = &gather->manifest->blocks[span->first_block];
+    const rft_block *first = placed(gather, 0), *last = placed(gather, span->blocks - 1);
+    const unsigned char *image = gather->source->image;
+    memset(gather->modes, RFT_BLOCK_DENSE, span->blocks);
+    gather->counts = (rft_frame_counts){.dense = span->blocks};
+    rft_bytes_reset(scratch);
+    *copied = last->offset + last->bytes - first->offset != span->bytes;
+    *payload = (rft_view){image + first->offset, span->bytes};
+    if (!*copied) return REFIT_OK;
+    RFT_TRY(rft_bytes_reserve(scratch, span->bytes, error));
+    memset(scratch->data, 0, span->bytes);
+    for (uint32_t i = 0; i < span->blocks; i++)
+        memcpy(scratch->data + (blocks[i].offset - span->offset), image + first[i].offset,
+               blocks[i].bytes);
+    scratch->count = span->bytes;
+    *payload = rft_bytes_view(scratch);
+    return REFIT_OK;
 }
 
 static refit_status pack(const frame_gather *gather, rft_frame *frame, refit_error *error)
@@ -570,11 +602,9 @@ refit_status rft_frame_encode(const rft_manifest *manifest, uint32_t sequence,
     if (coded) RFT_TRY(gather_blocks(&gather, scratch, &payload, error));
     coded = cut || (gather.counts.dense < gather.span->blocks &&
                     payload.count + source->worth <= gather.span->bytes);
-    if (!coded) {
-        payload = whole(&gather);
-        rft_bytes_reset(scratch);
-    }
-    *out = (rft_frame){.payload = payload, .gathered = coded, .counts = gather.counts};
+    bool copied = coded;
+    if (!coded) RFT_TRY(whole(&gather, scratch, &payload, &copied, error));
+    *out = (rft_frame){.payload = payload, .gathered = copied, .counts = gather.counts};
     if (coded) fill_hole(&gather, gather.span->blocks);
     if (coded && !cut) RFT_TRY(pack(&gather, out, error));
     out->hash = XXH3_64bits(out->payload.data, out->payload.count);

@@ -14,7 +14,7 @@
 #define RFT_FRAME_H
 
 #include "kernels/delta.h"
-#include "wire/want.h"
+#include "wire/shard.h"
 
 typedef enum rft_block_mode {
     RFT_BLOCK_DENSE = 0,  /* the block as it is */
@@ -126,6 +126,8 @@ typedef struct rft_frame_source {
     rft_parts before;       /* of the base */
     rft_parts after;        /* of the image */
     const rft_want *want;   /* borrowed; NULL: everything */
+    const rft_want *shard;  /* borrowed; all that the images have; NULL: everything */
+    const rft_manifest *layout; /* borrowed; where it lies in them; NULL: as in a version */
 } rft_frame_source;
 
 /* Its blocks by mode, and the elements that changed in the sparse ones. */

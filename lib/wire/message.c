@@ -17,10 +17,11 @@
 #include "wire/manifest.h"
 #include "wire/want.h"
 
-#define WORKER_MOST  63u  /* what refit_worker_info can show */
-#define SEGMENT_MOST 63u  /* a shared-memory name */
-#define IMAGE_MOST   95u  /* RFT_SEGMENT_PLACE_BYTES, without its end */
-#define TEXT_MOST    512u /* words for a report: a refit_error's sentence always fits */
+#define WORKER_MOST   63u  /* what refit_worker_info can show */
+#define SEGMENT_MOST  63u  /* a shared-memory name */
+#define IMAGE_MOST    95u  /* RFT_SEGMENT_PLACE_BYTES, without its end */
+#define ENDPOINT_MOST 255u /* broadcast.endpoint */
+#define TEXT_MOST     512u /* words for a report: a refit_error's sentence always fits */
 
 #define FIELD(kind, member) .type = RFT_FIELD_##kind, .offset = offsetof(rft_message, as.member)
 #define U32(member)         FIELD(U32, member)
@@ -45,6 +46,9 @@ static const rft_field hello_fields[] = {
     {"delta", BOOL(hello.delta), .optional = true},
     {"zstd", BOOL(hello.zstd), .optional = true},
     {"image", TEXT(hello.image), .optional = true, .most = IMAGE_MOST},
+    {"shards", BOOL(hello.shards), .optional = true},
+    {"fetches", BOOL(hello.fetches), .optional = true},
+    {"rank", U32(hello.rank), .optional = true, .most = RFT_RANKS_MOST - 1},
 };
 
 static const rft_field welcome_fields[] = {
@@ -98,6 +102,7 @@ static const rft_field offer_fields[] = {
     {"neighbor", BOOL(offer.neighbor), .optional = true},
     {"whole", BOOL(offer.whole), .optional = true},
     {"want", BYTES(offer.want), .optional = true, .unit = RFT_WANT_ENTRY_BYTES},
+    {"ranks", U32(offer.ranks), .optional = true, .most = RFT_RANKS_MOST},
 };
 
 static const rft_field want_fields[] = {
@@ -110,6 +115,28 @@ static const rft_field pull_fields[] = {
     {"credits", U32(pull.credits), .least = 1, .limit = RFT_LIMIT_WINDOW},
     {"image", TEXT(pull.image), .optional = true, .most = SEGMENT_MOST},
     {"have", BYTES(pull.have), .optional = true},
+    {"base", U64(pull.base), .optional = true},
+    {"manifest", BYTES(pull.manifest), .optional = true, .least = 16, .most = 16},
+    {"rows", BYTES(pull.rows), .optional = true, .unit = RFT_WANT_ENTRY_BYTES},
+};
+
+static const rft_field shard_fields[] = {
+    {"epoch", U64(shard.epoch), .least = 1},
+    {"manifest", DIGEST(shard.manifest)},
+    {"rank", U32(shard.rank), .most = RFT_RANKS_MOST - 1},
+    {"ranks", U32(shard.ranks), .least = 2, .most = RFT_RANKS_MOST},
+    {"endpoint", TEXT(shard.endpoint), .optional = true, .most = ENDPOINT_MOST},
+    {"rows", BYTES(shard.rows), .optional = true, .unit = RFT_WANT_ENTRY_BYTES},
+    {"from", U32(shard.from), .optional = true},
+    {"more", BOOL(shard.more), .optional = true},
+};
+
+static const rft_field sums_fields[] = {
+    {"version", U64(sums.version), .least = 1},
+    {"tensors", BYTES(sums.tensors), .optional = true, .unit = 8, .limit = RFT_LIMIT_TENSORS},
+    {"words", BYTES(sums.words), .optional = true, .unit = RFT_WORD_BYTES},
+    {"from", U32(sums.from), .optional = true},
+    {"more", BOOL(sums.more), .optional = true},
 };
 
 static const rft_field frame_fields[] = {
@@ -210,6 +237,7 @@ static const rft_fields lists[RFT_MESSAGE_KINDS] = {
     [RFT_ABORT] = LIST(abort_fields),       [RFT_BEAT] = LIST(beat_fields),
     [RFT_BYE] = LIST(bye_fields),           [RFT_PIECES] = LIST(pieces_fields),
     [RFT_TAKEN] = LIST(taken_fields),       [RFT_WANT] = LIST(want_fields),
+    [RFT_SHARD] = LIST(shard_fields),       [RFT_SUMS] = LIST(sums_fields),
 };
 
 const char *rft_message_kind_name(rft_message_kind kind)
@@ -234,7 +262,8 @@ static rft_fields fields_of(rft_message_kind kind)
 static uint64_t most_bytes(rft_message_kind kind, const rft_limits *limits)
 {
     bool large = kind == RFT_MANIFEST || kind == RFT_SEAL || kind == RFT_LEND ||
-                 kind == RFT_PIECES || kind == RFT_WANT || kind == RFT_OFFER;
+                 kind == RFT_PIECES || kind == RFT_WANT || kind == RFT_OFFER || kind == RFT_PULL ||
+                 kind == RFT_SHARD;
     return large ? limits->manifest_bytes : limits->message_bytes;
 }
 

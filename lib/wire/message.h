@@ -38,6 +38,8 @@ rft_limits rft_limits_from(const refit_config *config);
 
 #define RFT_PROTOCOL 1
 
+#define RFT_RANKS_MOST 4096u /* of publishers that share the tensors */
+
 /* X(NAME, text on the wire). S→P: subscriber to publisher. */
 #define RFT_MESSAGE_MAP(X)                                                                         \
     X(HELLO, "hello")         /* S→P subscribe */                                                \
@@ -61,7 +63,9 @@ rft_limits rft_limits_from(const refit_config *config);
     X(LEND, "lend")           /* P→S where in the GPU's memory a version's bytes lie */          \
     X(PIECES, "pieces")       /* P→S where the next of them lie, for a while */                  \
     X(TAKEN, "taken")         /* S→P copied: their memory may be written again */                \
-    X(WANT, "want")           /* S→P these bytes of each version, and no others */
+    X(WANT, "want")           /* S→P these bytes of each version, and no others */               \
+    X(SHARD, "shard")         /* both: what one rank of several publishes, and where */            \
+    X(SUMS, "sums")           /* S→P all of a rank's shard is written; its part of the digests */
 
 typedef enum rft_message_kind {
 #define RFT_MESSAGE_ENUM(name, text) RFT_##name,
@@ -100,6 +104,9 @@ typedef struct rft_message {
             bool zstd;      /* and packed frames */
             rft_view image; /* rft_segment_place: workers of one place can share an image; empty: it
                                does not */
+            bool shards;    /* it takes versions from several publishers */
+            bool fetches;   /* it is a worker of another publisher, and wants frames alone */
+            uint32_t rank;  /* it is the publisher of this rank; 0: a worker */
         } hello;
         struct {
             uint32_t protocol;
@@ -145,10 +152,11 @@ typedef struct rft_message {
             rft_view segment;     /* shm path: the store's segment; else empty */
             uint64_t segment_offset; /* of the version in it */
             bool lent;               /* it lies in the GPU's memory: LEND says where */
-            bool share;    /* it comes in frames, into an image that others of the host can map */
-            bool neighbor; /* `segment` is the image of another worker, which receives it */
-            bool whole;    /* it comes whole, whatever the worker has said with WANT */
-            rft_view want; /* it comes in this part, as WANT has it; empty: in the worker's own */
+            bool share;     /* it comes in frames, into an image that others of the host can map */
+            bool neighbor;  /* `segment` is the image of another worker, which receives it */
+            bool whole;     /* it comes whole, whatever the worker has said with WANT */
+            rft_view want;  /* it comes in this part, as WANT has it; empty: in the worker's own */
+            uint32_t ranks; /* it comes from so many publishers (SHARD); 0: from this one */
         } offer;
         struct {
             rft_digest128 manifest; /* that the rows are about */
@@ -161,7 +169,30 @@ typedef struct rft_message {
                                its frames go to; else empty */
             rft_view have;  /* a bit for each frame, the lowest one first, in bytes: those that are
                                there already; empty: none is */
+            uint64_t base;  /* who fetches: the version that it has the same bytes of; 0: none */
+            rft_view
+                manifest;  /* who fetches, with the first of a version: digest of that of `rows` */
+            rft_view rows; /* the same: which bytes, as WANT has them; empty: all that this
+                              publisher has */
         } pull;
+        struct {
+            uint64_t epoch; /* of the coordinator */
+            rft_digest128 manifest;
+            uint32_t rank;
+            uint32_t ranks;    /* how many there are */
+            rft_view endpoint; /* of the rank's publisher; empty: that of this connection */
+            rft_view rows;     /* what it publishes, as WANT has it */
+            uint32_t from;     /* S→P: rows before these, in messages before this one */
+            bool more;         /* S→P: and further ones follow */
+        } shard;
+        struct {
+            uint64_t version;
+            rft_view tensors; /* 8 bytes each, little-endian: its part of the sum of each tensor's
+                                 digest, in order, aliases left out; may be empty */
+            rft_view words;   /* RFT_WORD_BYTES each: its part of words that ranks divide */
+            uint32_t from;    /* sums before these, in messages before this one */
+            bool more;        /* and further sums or words follow */
+        } sums;
         struct {
             uint64_t version;
             uint32_t sequence;
@@ -236,6 +267,10 @@ refit_status rft_message_encode(const rft_message *message, const rft_limits *li
 /* Decodes exactly `bytes`. REFIT_ERR_PROTOCOL, REFIT_ERR_LIMIT, REFIT_ERR_HOST_MEMORY. */
 refit_status rft_message_decode(rft_view bytes, const rft_limits *limits, rft_message *out,
                                 refit_error *error);
+
+/* A part of one word of a tensor's digest, which other ranks have the rest of: index of the tensor,
+ * 4 bytes; of the word, 8 bytes; and the word, in which their bytes are 0. Little-endian. */
+#define RFT_WORD_BYTES 20u
 
 /* Where a tensor begins: the number of its area, 4 bytes, and the offset there, 8 bytes,
  * little-endian, a multiple of RFT_PLACE_ALIGNMENT. */

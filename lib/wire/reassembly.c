@@ -484,3 +484,61 @@ refit_status rft_reassembly_verify(const rft_reassembly *reassembly, const rft_m
                   reassembly->manifest->frame_count);
     return rft_seal_check(reassembly->manifest, reassembly->want, reassembly->sums, seal, error);
 }
+
+/* ---- Several reassemblies, one image ---- */
+
+refit_status rft_joint_sums_open(const rft_manifest *manifest, rft_joint_sums *out,
+                                 refit_error *error)
+{
+    *out = (rft_joint_sums){
+        .manifest = manifest,
+        .sums = rft_calloc((size_t)manifest->count + 1, sizeof *out->sums),
+        .known = rft_calloc((size_t)manifest->block_count + 1, sizeof *out->known),
+    };
+    if (out->sums != NULL && out->known != NULL) return REFIT_OK;
+    rft_joint_sums_close(out);
+    return rft_fail(error, REFIT_ERR_HOST_MEMORY, "no memory for the digests of %u tensors",
+                    manifest->count);
+}
+
+void rft_joint_sums_close(rft_joint_sums *joint)
+{
+    rft_free(joint->sums);
+    rft_free(joint->known);
+    *joint = (rft_joint_sums){0};
+}
+
+void rft_joint_sums_add(rft_joint_sums *joint, const rft_reassembly *reassembly)
+{
+    const rft_manifest *manifest = joint->manifest;
+    for (uint32_t i = 0; i < manifest->count; i++)
+        joint->sums[i] += reassembly->sums[i];
+    for (uint32_t i = 0; i < manifest->frame_count; i++) {
+        const rft_frame_span *span = &manifest->frames[i];
+        rft_want_part part = rft_want_frame(reassembly->want, i);
+        for (uint32_t k = 0; part != RFT_WANT_NONE && k < span->blocks; k++) {
+            const rft_block *block = &manifest->blocks[span->first_block + k];
+            bool whole =
+                part == RFT_WANT_ALL || rft_want_block(reassembly->want, block) == block->bytes;
+            if (whole) joint->known[span->first_block + k] = 1;
+        }
+    }
+}
+
+bool rft_joint_sums_digest(rft_joint_sums *joint, const rft_want *want, const unsigned char *image,
+                           uint64_t most)
+{
+    const rft_manifest *manifest = joint->manifest;
+    uint64_t bytes = 0;
+    for (; joint->block < manifest->block_count; joint->block++) {
+        const rft_block *block = &manifest->blocks[joint->block];
+        bool needed =
+            joint->known[joint->block] == 0 && rft_want_tensor(want, block->tensor) == RFT_WANT_ALL;
+        if (!needed) continue;
+        if (bytes > 0 && bytes + block->bytes > most) return false;
+        joint->sums[block->tensor] +=
+            rft_digest_part(image + block->offset, block->bytes, block->tensor_offset);
+        bytes += block->bytes;
+    }
+    return true;
+}

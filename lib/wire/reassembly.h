@@ -90,4 +90,32 @@ refit_status rft_image_verify_part(const rft_manifest *manifest, const unsigned 
 refit_status rft_seal_check(const rft_manifest *manifest, const rft_want *want,
                             const uint64_t *sums, const rft_message *seal, refit_error *error);
 
+/* ---- Several reassemblies, one image
+ *
+ * Where each fills a part of its own, a tensor's digest is the sum of theirs, for the blocks that
+ * one of them has whole; a block that they divide is digested where it lies.
+ */
+
+typedef struct rft_joint_sums {
+    const rft_manifest *manifest; /* borrowed */
+    uint64_t *sums;               /* per tensor, of the blocks that are known */
+    unsigned char *known;         /* per block, 1: it is in the sums */
+    uint32_t block;               /* the next that is looked at in the image */
+} rft_joint_sums;
+
+/* The manifest must outlive it. REFIT_ERR_HOST_MEMORY */
+refit_status rft_joint_sums_open(const rft_manifest *manifest, rft_joint_sums *out,
+                                 refit_error *error);
+/* {0} is closed. */
+void rft_joint_sums_close(rft_joint_sums *joint);
+
+/* Adds those of a reassembly that is complete. Once each, before the next. */
+void rft_joint_sums_add(rft_joint_sums *joint, const rft_reassembly *reassembly);
+
+/* Adds blocks that are not known, of tensors of which `want` (NULL: everything) has all: at most
+ * `most` bytes of the image, or one block, and goes on from there when it is called again. True:
+ * all are known, and rft_seal_check may look at the sums. */
+bool rft_joint_sums_digest(rft_joint_sums *joint, const rft_want *want, const unsigned char *image,
+                           uint64_t most);
+
 #endif

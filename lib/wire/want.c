@@ -223,14 +223,6 @@ refit_status rft_want_merge(const rft_want *one, const rft_want *other, rft_byte
 
 /* ---- What is wanted */
 
-/* A walk over the runs of one tensor within a range of its bytes. */
-typedef struct run_walk {
-    const rft_want_rows *rows; /* the next */
-    const rft_want_rows *last; /* after the last */
-    uint64_t row;              /* of `rows`, the next */
-    uint64_t begin, end;       /* the range */
-} run_walk;
-
 /* The last rows of a tensor that begin at `offset` or before; its first if none do. */
 static uint32_t find_rows(const rft_want *want, uint32_t tensor, uint64_t offset)
 {
@@ -245,11 +237,11 @@ static uint32_t find_rows(const rft_want *want, uint32_t tensor, uint64_t offset
     return low;
 }
 
-static run_walk walk_begin(const rft_want *want, uint32_t tensor, uint64_t begin, uint64_t end)
+rft_want_walk rft_want_walk_begin(const rft_want *want, uint32_t tensor, uint64_t begin,
+                                  uint64_t end)
 {
-    run_walk walk = {want->rows + find_rows(want, tensor, begin),
-                     want->rows + want->first[tensor + 1], 0, begin, end};
-    return walk;
+    return (rft_want_walk){want->rows + find_rows(want, tensor, begin),
+                           want->rows + want->first[tensor + 1], 0, begin, end};
 }
 
 /* The first row of `rows` that ends after `begin`. */
@@ -259,8 +251,7 @@ static uint64_t first_row(const rft_want_rows *rows, uint64_t begin)
     return (begin - rows->offset) / rows->stride;
 }
 
-/* The next run: its place in the tensor. False: there are no more. */
-static bool walk_next(run_walk *walk, uint64_t *offset, uint64_t *bytes)
+bool rft_want_walk_next(rft_want_walk *walk, uint64_t *offset, uint64_t *bytes)
 {
     for (; walk->rows < walk->last; walk->rows++, walk->row = 0) {
         const rft_want_rows *rows = walk->rows;
@@ -288,8 +279,8 @@ rft_want_part rft_want_frame(const rft_want *want, uint32_t sequence)
 static uint64_t count_range(const rft_want *want, uint32_t tensor, uint64_t begin, uint64_t end)
 {
     uint64_t offset, bytes, sum = 0;
-    run_walk walk = walk_begin(want, tensor, begin, end);
-    while (walk_next(&walk, &offset, &bytes))
+    rft_want_walk walk = rft_want_walk_begin(want, tensor, begin, end);
+    while (rft_want_walk_next(&walk, &offset, &bytes))
         sum += bytes;
     return sum;
 }
@@ -333,6 +324,73 @@ bool rft_want_includes(const rft_want *want, const rft_want *other)
     return other != NULL;
 }
 
+/* ---- In both
+ *
+ * Runs are put back into rows, so that columns of a matrix stay one entry.
+ */
+
+typedef struct row_list {
+    rft_bytes *encoded;
+    rft_want_rows rows; /* not appended yet; count 0: none */
+} row_list;
+
+static refit_status flush_rows(row_list *list, refit_error *error)
+{
+    if (list->rows.count == 0) return REFIT_OK;
+    RFT_TRY(rft_want_append(list->encoded, &list->rows, error));
+    list->rows.count = 0;
+    return REFIT_OK;
+}
+
+static refit_status add_run(row_list *list, uint32_t tensor, uint64_t offset, uint64_t bytes,
+                            refit_error *error)
+{
+    rft_want_rows *rows = &list->rows;
+    uint64_t last = rows->count == 0 ? 0 : rows->offset + (rows->count - 1) * rows->stride;
+    bool alike = rows->count > 0 && rows->bytes == bytes && offset > last + bytes;
+    if (alike && (rows->count == 1 || offset - last == rows->stride)) {
+        rows->stride = offset - last;
+        rows->count++;
+        return REFIT_OK;
+    }
+    RFT_TRY(flush_rows(list, error));
+    *rows = (rft_want_rows){tensor, offset, 1, bytes, bytes};
+    return REFIT_OK;
+}
+
+/* A run of one want ends within one of the other, or the other way round: the walks take turns. */
+static refit_status intersect_tensor(const rft_want *one, const rft_want *other, uint32_t tensor,
+                                     rft_bytes *encoded, refit_error *error)
+{
+    row_list list = {.encoded = encoded};
+    rft_want_walk walks[2] = {rft_want_walk_begin(one, tensor, 0, UINT64_MAX),
+                              rft_want_walk_begin(other, tensor, 0, UINT64_MAX)};
+    uint64_t begin[2], bytes[2];
+    bool more = rft_want_walk_next(&walks[0], &begin[0], &bytes[0]) &&
+                rft_want_walk_next(&walks[1], &begin[1], &bytes[1]);
+    while (more) {
+        uint64_t end[2] = {begin[0] + bytes[0], begin[1] + bytes[1]};
+        uint64_t first = begin[0] > begin[1] ? begin[0] : begin[1];
+        uint32_t shorter = end[0] <= end[1] ? 0 : 1;
+        if (first < end[shorter])
+            RFT_TRY(add_run(&list, tensor, first, end[shorter] - first, error));
+        more = rft_want_walk_next(&walks[shorter], &begin[shorter], &bytes[shorter]);
+    }
+    return flush_rows(&list, error);
+}
+
+refit_status rft_want_intersect(const rft_want *one, const rft_want *other, rft_bytes *encoded,
+                                refit_error *error)
+{
+    const rft_want *known = one == NULL ? other : one;
+    for (uint32_t i = 0; i < known->manifest->count; i++) {
+        bool equal = one == NULL || other == NULL || same_rows(one, other, i);
+        RFT_TRY(equal ? append_all(known, i, encoded, error)
+                      : intersect_tensor(one, other, i, encoded, error));
+    }
+    return REFIT_OK;
+}
+
 uint64_t rft_want_block(const rft_want *want, const rft_block *block)
 {
     if (want == NULL) return block->bytes;
@@ -346,8 +404,8 @@ static void copy_runs(const rft_want *want, const rft_block *block, const unsign
                       bool from_gathered, unsigned char *to, bool to_gathered)
 {
     uint64_t offset, bytes, done = 0, begin = block->tensor_offset;
-    run_walk walk = walk_begin(want, block->tensor, begin, begin + block->bytes);
-    while (walk_next(&walk, &offset, &bytes)) {
+    rft_want_walk walk = rft_want_walk_begin(want, block->tensor, begin, begin + block->bytes);
+    while (rft_want_walk_next(&walk, &offset, &bytes)) {
         uint64_t place = block->offset + (offset - begin);
         memcpy(to + (to_gathered ? done : place), from + (from_gathered ? done : place), bytes);
         done += bytes;

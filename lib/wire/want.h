@@ -74,8 +74,25 @@ bool rft_want_equal(const rft_want *one, const rft_want *other);
 refit_status rft_want_merge(const rft_want *one, const rft_want *other, rft_bytes *encoded,
                             refit_error *error);
 
+/* Appends what is in both wants of one manifest; NULL stands for everything, but not for both. */
+refit_status rft_want_intersect(const rft_want *one, const rft_want *other, rft_bytes *encoded,
+                                refit_error *error);
+
 /* Whether its caller is its only user. */
 bool rft_want_is_last(const rft_want *want);
+
+/* A walk over the wanted runs of one tensor, in order, within a range of its bytes. */
+typedef struct rft_want_walk {
+    const rft_want_rows *rows; /* the next */
+    const rft_want_rows *last; /* after the last */
+    uint64_t row;              /* of `rows`, the next */
+    uint64_t begin, end;       /* the range */
+} rft_want_walk;
+
+rft_want_walk rft_want_walk_begin(const rft_want *want, uint32_t tensor, uint64_t begin,
+                                  uint64_t end);
+/* The next run: its place in the tensor. False: there are no more. */
+bool rft_want_walk_next(rft_want_walk *walk, uint64_t *offset, uint64_t *bytes);
 
 /* How much of a frame is wanted. */
 rft_want_part rft_want_frame(const rft_want *want, uint32_t sequence);

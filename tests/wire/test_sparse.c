@@ -58,8 +58,14 @@ static void open_packing(frame_rig *f, uint64_t seed)
 
 static rft_message encode(frame_rig *f, uint32_t sequence, uint64_t worth, rft_view *payload)
 {
-    const rft_frame_source source = {f->image, f->same,   f->base,  worth, f->codec,
-                                     f->price, f->before, f->after, NULL};
+    const rft_frame_source source = {.image = f->image,
+                                     .same = f->same,
+                                     .base = f->base,
+                                     .worth = worth,
+                                     .codec = f->codec,
+                                     .price = f->price,
+                                     .before = f->before,
+                                     .after = f->after};
     return frame_rig_encode(f, sequence, &source, payload);
 }
 

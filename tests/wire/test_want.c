@@ -180,6 +180,85 @@ TEST(frames_that_another_one_placed_are_taken_in_part)
     close_rig(&rig);
 }
 
+/* ---- Several reassemblies, one image */
+
+/* All that a rig's want leaves out. */
+static rft_want *want_rest(const want_rig *rig)
+{
+    const rft_manifest *manifest = rig->frames.manifest;
+    rft_bytes list = {0};
+    rft_want *rest = NULL;
+    for (uint32_t i = 0; i < manifest->count; i++) {
+        const rft_manifest_tensor *tensor = &manifest->tensors[i];
+        const unsigned char *wanted = rig->wanted + tensor->offset;
+        for (uint64_t at = 0, end; tensor->alias_of == REFIT_NO_ALIAS && at < tensor->bytes;
+             at = end + (end == at)) {
+            for (end = at; end < tensor->bytes && !wanted[end]; end++)
+                continue;
+            const rft_want_rows rows = {i, at, 1, end - at, end - at};
+            if (end > at) assert_ok(rft_want_append(&list, &rows, NULL));
+        }
+    }
+    assert_ok(rft_want_open(manifest, rft_bytes_view(&list), &rest, NULL));
+    rft_bytes_close(&list);
+    return rest;
+}
+
+/* One half of the version through `rig`, into the image that it shares. */
+static rft_reassembly *send_half(want_rig *rig, rft_want *half, rft_frame_source source)
+{
+    frame_rig *f = &rig->frames;
+    rft_reassembly *assembled = NULL;
+    uint64_t bytes;
+    rft_want *own = rig->want;
+    assert_ok(rft_reassembly_open(f->manifest, f->staging, f->base, &assembled, NULL));
+    rft_reassembly_narrow(assembled, half);
+    f->reassembly = assembled;
+    rig->want = half;
+    send_wanted(rig, source, &bytes);
+    assert_true(rft_reassembly_complete(assembled));
+    f->reassembly = NULL;
+    rig->want = own;
+    return assembled;
+}
+
+static refit_status check_joint(const frame_rig *f, rft_reassembly *const halves[2], uint64_t most)
+{
+    rft_joint_sums joint;
+    assert_ok(rft_joint_sums_open(f->manifest, &joint, NULL));
+    for (int i = 0; i < 2; i++)
+        rft_joint_sums_add(&joint, halves[i]);
+    while (!rft_joint_sums_digest(&joint, NULL, f->staging, most))
+        continue;
+    refit_status status = rft_seal_check(f->manifest, NULL, joint.sums, &f->seal, NULL);
+    rft_joint_sums_close(&joint);
+    return status;
+}
+
+TEST(two_halves_have_the_digests_of_the_whole)
+{
+    for (uint64_t seed = 1; seed <= SEEDS / 2; seed++) {
+        want_rig rig;
+        open_rig(&rig, seed);
+        frame_rig *f = &rig.frames;
+        rft_want *rest = want_rest(&rig);
+        const rft_frame_source source = {.image = f->image, .same = f->same, .base = f->base};
+        rft_reassembly *halves[2];
+        halves[0] = send_half(&rig, rig.want, source);
+        halves[1] = send_half(&rig, rest, source);
+        for (uint64_t most = 1; most != 0; most = most == 1 ? 100000 : 0)
+            assert_ok(check_joint(f, halves, most));
+        assert_int_equal(rft_want_tensor(rig.want, f->manifest->count - 1) == RFT_WANT_SOME,
+                         rft_want_tensor(rest, f->manifest->count - 1) == RFT_WANT_SOME);
+        f->seal.as.seal.digest.bytes[0] ^= 1;
+        assert_int_equal(check_joint(f, halves, UINT64_MAX), REFIT_ERR_CORRUPT);
+        for (int i = 0; i < 2; i++)
+            rft_reassembly_close(halves[i]);
+        rft_want_release(rest);
+        close_rig(&rig);
+    }
+}
+
 /* ---- What is refused */
 
 TEST(a_frame_of_another_part_is_refused)
@@ -294,22 +373,28 @@ TEST(an_empty_list_wants_nothing)
 
 /* ---- Two together */
 
+/* Two wants of one manifest, the first rig's. */
+static void open_two(want_rig *one, want_rig *other, uint64_t seed)
+{
+    open_rig(one, seed);
+    open_rig(other, seed);
+    rft_bytes_reset(&other->list);
+    rft_want_release(other->want);
+    memset(other->wanted, 0, other->frames.manifest->store_bytes);
+    other->frames.seed += 77;
+    for (uint32_t i = 0; i < other->frames.manifest->count; i++)
+        draw_tensor(other, i);
+    assert_ok(
+        rft_want_open(one->frames.manifest, rft_bytes_view(&other->list), &other->want, NULL));
+}
+
 TEST(two_wants_together_have_what_either_has)
 {
     for (uint64_t seed = 1; seed <= SEEDS; seed++) {
         want_rig one, other;
         rft_bytes list = {0}, again = {0};
         rft_want *both = NULL;
-        open_rig(&one, seed);
-        open_rig(&other, seed); /* the same manifest */
-        rft_bytes_reset(&other.list);
-        rft_want_release(other.want);
-        memset(other.wanted, 0, other.frames.manifest->store_bytes);
-        other.frames.seed += 77;
-        for (uint32_t i = 0; i < other.frames.manifest->count; i++)
-            draw_tensor(&other, i);
-        assert_ok(
-            rft_want_open(one.frames.manifest, rft_bytes_view(&other.list), &other.want, NULL));
+        open_two(&one, &other, seed);
         assert_ok(rft_want_merge(one.want, other.want, &list, NULL));
         assert_ok(rft_want_merge(other.want, one.want, &again, NULL));
         assert_int_equal(list.count, again.count);
@@ -328,6 +413,87 @@ TEST(two_wants_together_have_what_either_has)
         close_rig(&one);
         close_rig(&other);
     }
+}
+
+/* Byte by byte: the list's bytes are marked, and are those that both have. */
+static void check_common(const want_rig *one, const want_rig *other, const rft_want *common)
+{
+    const rft_manifest *manifest = one->frames.manifest;
+    unsigned char *found = calloc(1, manifest->store_bytes);
+    assert_non_null(found);
+    for (uint32_t i = 0; i < common->row_count; i++) {
+        const rft_want_rows *rows = &common->rows[i];
+        for (uint64_t row = 0; row < rows->count; row++)
+            memset(found + manifest->tensors[rows->tensor].offset + rows->offset +
+                       row * rows->stride,
+                   1, rows->bytes);
+    }
+    for (uint64_t at = 0; at < manifest->store_bytes; at++)
+        if (found[at] != (one->wanted[at] & other->wanted[at])) fail();
+    free(found);
+}
+
+TEST(two_wants_have_in_common_what_both_have)
+{
+    for (uint64_t seed = 1; seed <= SEEDS; seed++) {
+        want_rig one, other;
+        rft_bytes list = {0};
+        rft_want *common = NULL;
+        open_two(&one, &other, seed);
+        assert_ok(rft_want_intersect(one.want, other.want, &list, NULL));
+        assert_ok(rft_want_open(one.frames.manifest, rft_bytes_view(&list), &common, NULL));
+        check_common(&one, &other, common);
+        rft_want_release(common);
+        rft_bytes_close(&list);
+        close_rig(&one);
+        close_rig(&other);
+    }
+}
+
+TEST(everything_and_a_want_have_that_in_common)
+{
+    want_rig rig;
+    open_rig(&rig, 3);
+    for (int first = 0; first < 2; first++) {
+        rft_bytes list = {0};
+        assert_ok(
+            rft_want_intersect(first ? rig.want : NULL, first ? NULL : rig.want, &list, NULL));
+        assert_int_equal(list.count, rig.want->encoded.count);
+        assert_memory_equal(list.data, rig.want->encoded.data, list.count);
+        rft_bytes_close(&list);
+    }
+    close_rig(&rig);
+}
+
+/* Half of a matrix by columns, and its upper rows: still one entry. */
+TEST(columns_in_common_stay_one_entry)
+{
+    want_rig rig;
+    open_rig(&rig, 1);
+    const rft_manifest *manifest = rig.frames.manifest;
+    const uint32_t index = manifest->count - 1;
+    const uint64_t stride = 768 * 2;
+    const rft_want_rows columns = {index, stride / 2, 512, stride, stride / 2};
+    const rft_want_rows top = {index, 0, 1, 100 * stride, 100 * stride};
+    rft_bytes lists[2] = {{0}}, list = {0};
+    rft_want *wants[2], *common = NULL;
+    assert_ok(rft_want_append(&lists[0], &columns, NULL));
+    assert_ok(rft_want_append(&lists[1], &top, NULL));
+    for (int i = 0; i < 2; i++)
+        assert_ok(rft_want_open(manifest, rft_bytes_view(&lists[i]), &wants[i], NULL));
+    assert_ok(rft_want_intersect(wants[0], wants[1], &list, NULL));
+    assert_ok(rft_want_open(manifest, rft_bytes_view(&list), &common, NULL));
+    assert_int_equal(common->row_count, 1);
+    assert_int_equal(common->rows[0].count, 100);
+    assert_int_equal(common->rows[0].stride, stride);
+    assert_int_equal(common->bytes, 100 * stride / 2);
+    rft_want_release(common);
+    rft_bytes_close(&list);
+    for (int i = 0; i < 2; i++) {
+        rft_want_release(wants[i]);
+        rft_bytes_close(&lists[i]);
+    }
+    close_rig(&rig);
 }
 
 TEST(everything_is_a_want_too)

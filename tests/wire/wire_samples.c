@@ -78,6 +78,9 @@ static const field FIELDS[] = {
     NUMBER(HELLO, hello.delta, 0, 1),
     NUMBER(HELLO, hello.zstd, 0, 1),
     NAME(HELLO, hello.image, 0),
+    NUMBER(HELLO, hello.shards, 0, 1),
+    NUMBER(HELLO, hello.fetches, 0, 1),
+    NUMBER(HELLO, hello.rank, 0, RFT_RANKS_MOST - 1),
 
     NUMBER(WELCOME, welcome.protocol, 1, UINT32_MAX),
     NUMBER(WELCOME, welcome.epoch, 1, UINT64_MAX),
@@ -120,6 +123,7 @@ static const field FIELDS[] = {
     NUMBER(OFFER, offer.neighbor, 0, 1),
     NUMBER(OFFER, offer.whole, 0, 1),
     VIEW(OFFER, offer.want, 0, 3 * RFT_WANT_ENTRY_BYTES, many_bytes),
+    NUMBER(OFFER, offer.ranks, 0, RFT_RANKS_MOST),
 
     DIGEST(WANT, want.manifest, 5),
     VIEW(WANT, want.rows, 0, 3 * RFT_WANT_ENTRY_BYTES, many_bytes),
@@ -128,6 +132,24 @@ static const field FIELDS[] = {
     NUMBER(PULL, pull.credits, 1, WINDOW),
     NAME(PULL, pull.image, 0),
     VIEW(PULL, pull.have, 0, sizeof many_bytes, many_bytes),
+    NUMBER(PULL, pull.base, 0, UINT64_MAX),
+    VIEW(PULL, pull.manifest, 0, 16, many_bytes),
+    VIEW(PULL, pull.rows, 0, 3 * RFT_WANT_ENTRY_BYTES, many_bytes),
+
+    NUMBER(SHARD, shard.epoch, 1, UINT64_MAX),
+    DIGEST(SHARD, shard.manifest, 3),
+    NUMBER(SHARD, shard.rank, 0, RFT_RANKS_MOST - 1),
+    NUMBER(SHARD, shard.ranks, 2, RFT_RANKS_MOST),
+    VIEW(SHARD, shard.endpoint, 0, 255, long_text),
+    VIEW(SHARD, shard.rows, 0, 3 * RFT_WANT_ENTRY_BYTES, many_bytes),
+    NUMBER(SHARD, shard.from, 0, UINT32_MAX),
+    NUMBER(SHARD, shard.more, 0, 1),
+
+    NUMBER(SUMS, sums.version, 1, UINT64_MAX),
+    VIEW(SUMS, sums.tensors, 0, sizeof many_bytes, many_bytes),
+    VIEW(SUMS, sums.words, 0, 3 * RFT_WORD_BYTES, many_bytes),
+    NUMBER(SUMS, sums.from, 0, UINT32_MAX),
+    NUMBER(SUMS, sums.more, 0, 1),
 
     NUMBER(FRAME, frame.version, 1, UINT64_MAX),
     NUMBER(FRAME, frame.sequence, 0, UINT32_MAX - 1),

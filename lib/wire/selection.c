@@ -4,7 +4,7 @@
  * are those of dimensions further out that are whole; what remains outside makes further lists of
  * rows. All are sorted by their place. Where boxes of a tensor meet, all of it is wanted.
  */
-#include "subscriber/selection.h"
+#include "wire/selection.h"
 
 #include <stdlib.h>
 #include <string.h>

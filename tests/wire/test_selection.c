@@ -1,11 +1,11 @@
 /* A user's selection: which bytes of a manifest it stands for, element by element. */
 #include <stdlib.h>
 
-#include "subscriber/selection.h"
 #include "tests/support/failing_alloc.h"
 #include "tests/support/quick_config.h"
 #include "tests/support/seeded.h"
 #include "tests/support/test.h"
+#include "wire/selection.h"
 
 #define TENSORS 6u
 #define NAMED(text)                                                                                \
