@@ -61,9 +61,10 @@ struct rft_channel {
     void *context;
     void *socket;
     bool router;
-    bool full;    /* a DEALER that took no message: the next poll ends when it has room, too */
-    bool keys;    /* CURVE */
-    rft_zap *zap; /* of a ROUTER with keys */
+    bool full; /* a DEALER that took no message: the next poll ends when it has room, too */
+    bool keys; /* CURVE */
+    char key[RFT_KEY_TEXT];       /* of a ROUTER with keys: the public half of its own */
+    rft_zap *zap;                 /* of a ROUTER with keys */
     rft_connections *connections; /* of a ROUTER that can be reached from outside the process */
     rft_handshake handshake;      /* of a DEALER */
     rft_ipc ipc;
@@ -161,7 +162,8 @@ static refit_status keys_open(rft_channel *channel, const refit_config *config, 
                   "security.key is set but security.allow is not: a trainer with keys needs the "
                   "folder of its workers' public ones");
     RFT_TRY(rft_zap_open(channel->context, config->security_allow, &channel->zap, error));
-    return rft_curve_serve(channel->socket, config, rft_zap_domain(channel->zap), error);
+    return rft_curve_serve(channel->socket, config, rft_zap_domain(channel->zap), channel->key,
+                           error);
 }
 
 static refit_status check_side(const rft_channel *channel, refit_error *error)
@@ -482,6 +484,11 @@ bool rft_channel_is_local(const rft_channel *channel)
     return channel->asked.local;
 }
 
+const char *rft_channel_key(const rft_channel *channel)
+{
+    return channel->key;
+}
+
 rft_allow_list *rft_channel_allow_list(const rft_channel *channel)
 {
     return channel->zap == NULL ? NULL : rft_zap_list(channel->zap);
@@ -557,35 +564,88 @@ static bool tend_connections(rft_channel *channel)
     return handshake->why.status != REFIT_OK;
 }
 
-/* Until what was waited for is there, ZeroMQ has news of a connection, or it is time to do
- * something about one. Returns whether something is there for the caller. */
-static bool poll_once(rft_channel *channel, int wake_fd, int64_t deadline)
+/* ---- Waiting */
+
+/* Channels that are waited for without memory from the heap. */
+#define POLL_FEW 4u
+/* Where there is none for more, the others are looked at so often. */
+#define POLL_FEW_MS 10u
+/* Of a channel: its socket, and what tells about its connections. */
+#define POLL_EACH 2u
+
+static void *news_of(const rft_channel *channel)
+{
+    return channel->connections == NULL ? channel->handshake.monitor
+                                        : rft_connections_monitor(channel->connections);
+}
+
+/* When something is to be done about its connections. */
+static int64_t due_at(const rft_channel *channel)
 {
     rft_connections *connections = channel->connections;
-    short room = channel->full ? ZMQ_POLLOUT : 0;
-    void *news =
-        connections == NULL ? channel->handshake.monitor : rft_connections_monitor(connections);
     int64_t due = connections == NULL ? INT64_MAX : rft_connections_tend_at(connections);
     if (channel->handshake.monitor != NULL) due = channel->handshake.retry_at;
-    if (channel->look_at < due) due = channel->look_at;
-    if (due < deadline) deadline = due;
-    zmq_pollitem_t items[3] = {{.socket = channel->socket, .events = (short)(ZMQ_POLLIN | room)}};
-    int count = 1;
-    if (wake_fd >= 0) items[count++] = (zmq_pollitem_t){.fd = wake_fd, .events = ZMQ_POLLIN};
-    int caller = count;
-    if (news != NULL) items[count++] = (zmq_pollitem_t){.socket = news, .events = ZMQ_POLLIN};
-    int failed = zmq_poll(items, count, rft_ms_until(deadline)) < 0;
-    if ((items[0].revents & ZMQ_POLLOUT) != 0) channel->full = false;
-    bool there = failed || items[0].revents != 0 || (caller > 1 && items[1].revents != 0);
-    return tend_connections(channel) || there;
+    return channel->look_at < due ? channel->look_at : due;
+}
+
+/* What is waited for: POLL_EACH entries a channel, and the wake descriptor after them. */
+static int list_items(rft_channel *const *channels, uint32_t count, int wake_fd,
+                      zmq_pollitem_t *items)
+{
+    zmq_pollitem_t *item = items;
+    for (uint32_t i = 0; i < count; i++) {
+        short room = channels[i]->full ? ZMQ_POLLOUT : 0;
+        void *news = news_of(channels[i]);
+        *item++ =
+            (zmq_pollitem_t){.socket = channels[i]->socket, .events = (short)(ZMQ_POLLIN | room)};
+        /* Of a channel without news its socket stands there twice. */
+        *item++ = (zmq_pollitem_t){.socket = news != NULL ? news : channels[i]->socket,
+                                   .events = ZMQ_POLLIN};
+    }
+    if (wake_fd >= 0) *item++ = (zmq_pollitem_t){.fd = wake_fd, .events = ZMQ_POLLIN};
+    return (int)(item - items);
+}
+
+/* Until what was waited for is there, ZeroMQ has news of a connection, or it is time to do
+ * something about one. Returns whether something is there for the caller. */
+static bool poll_once(rft_channel *const *channels, uint32_t count, int wake_fd,
+                      zmq_pollitem_t *items, int64_t deadline)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (due_at(channels[i]) < deadline) deadline = due_at(channels[i]);
+    int listed = list_items(channels, count, wake_fd, items);
+    bool there = zmq_poll(items, listed, rft_ms_until(deadline)) < 0;
+    if (wake_fd >= 0) there = items[listed - 1].revents != 0 || there;
+    for (uint32_t i = 0; i < count; i++) {
+        const zmq_pollitem_t *own = &items[(size_t)i * POLL_EACH];
+        if ((own->revents & ZMQ_POLLOUT) != 0) channels[i]->full = false;
+        there = own->revents != 0 || there;
+        there = tend_connections(channels[i]) || there;
+    }
+    return there;
+}
+
+void rft_channels_poll(rft_channel *const *channels, uint32_t count, int wake_fd, int timeout_ms)
+{
+    zmq_pollitem_t few[POLL_FEW * POLL_EACH + 1], *items = few;
+    if (count > POLL_FEW) items = rft_calloc((size_t)count * POLL_EACH + 1, sizeof *items);
+    if (items == NULL) {
+        items = few;
+        count = POLL_FEW;
+        if (timeout_ms > (int)POLL_FEW_MS) timeout_ms = (int)POLL_FEW_MS;
+    }
+    int64_t deadline = rft_deadline((uint32_t)timeout_ms);
+    while (!poll_once(channels, count, wake_fd, items, deadline) && rft_now() < deadline)
+        continue;
+    if (items != few) rft_free(items);
 }
 
 void rft_channel_poll(rft_channel *channel, int wake_fd, int timeout_ms)
 {
-    int64_t deadline = rft_deadline((uint32_t)timeout_ms);
-    while (!poll_once(channel, wake_fd, deadline) && rft_now() < deadline)
-        continue;
+    rft_channels_poll(&channel, 1, wake_fd, timeout_ms);
 }
+
+/* ---- Receiving and sending */
 
 /* Reads all parts of one message, keeps the first `PARTS_MOST`, and gives their number. */
 static refit_status parts_receive(rft_channel *channel, uint32_t *count, refit_error *error)

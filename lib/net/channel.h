@@ -68,6 +68,9 @@ const char *rft_channel_endpoint(const rft_channel *channel);
 /* Whether the endpoint cannot be reached from another host. */
 bool rft_channel_is_local(const rft_channel *channel);
 
+/* Of a ROUTER with keys, the public half of its own; else empty. Borrowed. */
+const char *rft_channel_key(const rft_channel *channel);
+
 /* The keys that may connect; NULL: the channel uses none (nor does any by inproc). Borrowed. */
 rft_allow_list *rft_channel_allow_list(const rft_channel *channel);
 /* This wake descriptor is set whenever that list has another edition. */
@@ -84,6 +87,8 @@ bool rft_channel_handshake_ended(const rft_channel *channel);
  * again or whose handshake failed, or the timeout (0 or more) passed. A DEALER connects again here
  * where ZeroMQ has given up. */
 void rft_channel_poll(rft_channel *channel, int wake_fd, int timeout_ms);
+/* The same for several channels, until there is something of any of them. */
+void rft_channels_poll(rft_channel *const *channels, uint32_t count, int wake_fd, int timeout_ms);
 
 /* REFIT_OK, REFIT_ERR_TIMEOUT (none there, nothing is written), or REFIT_ERR_PROTOCOL for one with
  * a wrong number of parts or too long an id (`from` is filled in, empty for the latter). */

@@ -172,30 +172,6 @@ static bool set_key(void *socket, int option, const rft_key *key)
     return zmq_setsockopt(socket, option, key->bytes, sizeof key->bytes) == 0;
 }
 
-static refit_status serve_with(void *socket, const refit_config *config, const char *domain,
-                               rft_key *secret, refit_error *error)
-{
-    const int on = 1;
-    RFT_TRY(read_key(config->security_key, RFT_KEY_SECRET, secret, error));
-    /* Both: a domain that is not enforced, and an enforced one that is empty, admit all peers. */
-    bool set = zmq_setsockopt(socket, ZMQ_ZAP_DOMAIN, domain, strlen(domain)) == 0 &&
-               zmq_setsockopt(socket, ZMQ_ZAP_ENFORCE_DOMAIN, &on, sizeof on) == 0 &&
-               zmq_setsockopt(socket, ZMQ_CURVE_SERVER, &on, sizeof on) == 0 &&
-               set_key(socket, ZMQ_CURVE_SECRETKEY, secret);
-    return set ? REFIT_OK : fail_zmq("the trainer's key could not be used", zmq_errno(), error);
-}
-
-refit_status rft_curve_serve(void *socket, const refit_config *config, const char *domain,
-                             refit_error *error)
-{
-    void *secret = NULL;
-    RFT_TRY(check_curve(error));
-    RFT_TRY(rft_secret_open(sizeof(rft_key), &secret, error));
-    refit_status status = serve_with(socket, config, domain, secret, error);
-    rft_secret_close(secret, sizeof(rft_key));
-    return status;
-}
-
 typedef struct own_pair {
     rft_key secret;
     rft_key open; /* its public half */
@@ -209,6 +185,32 @@ static bool complete_pair(own_pair *own)
     rft_key_print(&own->secret, own->secret_text);
     return zmq_curve_public(own->open_text, own->secret_text) == 0 &&
            rft_key_parse(own->open_text, RFT_KEY_CHARS, &own->open);
+}
+
+static refit_status serve_with(void *socket, const refit_config *config, const char *domain,
+                               own_pair *own, refit_error *error)
+{
+    const int on = 1;
+    RFT_TRY(read_key(config->security_key, RFT_KEY_SECRET, &own->secret, error));
+    /* Both: a domain that is not enforced, and an enforced one that is empty, admit all peers. */
+    bool set = complete_pair(own) &&
+               zmq_setsockopt(socket, ZMQ_ZAP_DOMAIN, domain, strlen(domain)) == 0 &&
+               zmq_setsockopt(socket, ZMQ_ZAP_ENFORCE_DOMAIN, &on, sizeof on) == 0 &&
+               zmq_setsockopt(socket, ZMQ_CURVE_SERVER, &on, sizeof on) == 0 &&
+               set_key(socket, ZMQ_CURVE_SECRETKEY, &own->secret);
+    return set ? REFIT_OK : fail_zmq("the trainer's key could not be used", zmq_errno(), error);
+}
+
+refit_status rft_curve_serve(void *socket, const refit_config *config, const char *domain,
+                             char key[RFT_KEY_TEXT], refit_error *error)
+{
+    void *own = NULL;
+    RFT_TRY(check_curve(error));
+    RFT_TRY(rft_secret_open(sizeof(own_pair), &own, error));
+    refit_status status = serve_with(socket, config, domain, own, error);
+    if (status == REFIT_OK) strcpy(key, ((own_pair *)own)->open_text);
+    rft_secret_close(own, sizeof(own_pair));
+    return status;
 }
 
 static refit_status join_with(void *socket, const refit_config *config, own_pair *own,

@@ -11,6 +11,7 @@
 #include <refit/config.h>
 
 #include "base/error.h"
+#include "trust/key.h"
 
 /* ---- The context, which has one I/O thread. Every channel holds it, and the last release ends it.
  * A child of a fork gets a context of its own: its parent's has no thread there. */
@@ -31,11 +32,11 @@ void rft_context_release(void *context);
 
 /* Gives a socket that will bind its secret key. A peer that connects then shows a key of its own,
  * and the ZAP handler is asked about that key under this domain; where no handler answers, no peer
- * is admitted.
+ * is admitted. `key`: the public half of its own.
  * REFIT_ERR_UNSUPPORTED (ZeroMQ was built without CURVE), REFIT_ERR_SYSTEM, and what
  * rft_key_file_read answers. */
 refit_status rft_curve_serve(void *socket, const refit_config *config, const char *domain,
-                             refit_error *error);
+                             char key[RFT_KEY_TEXT], refit_error *error);
 
 /* Gives a socket that will connect its own pair and the only key that it talks to. The same errors.
  */

@@ -384,6 +384,34 @@ TEST(room_for_what_was_refused_ends_the_poll)
     rft_channel_close(server);
 }
 
+/* More of them than fit where memory is not asked for, and each in turn. */
+TEST(several_channels_are_waited_for_at_once)
+{
+    rft_channel *bound[6], *connected[6];
+    rft_envelope envelope;
+    for (int i = 0; i < 6; i++) {
+        char endpoint[32];
+        (void)snprintf(endpoint, sizeof endpoint, "inproc://several-%d", i);
+        bound[i] = bind_at(endpoint);
+        connected[i] = connect_to(bound[i]);
+    }
+    for (uint32_t count = 1; count <= 6; count++) {
+        send_soon(connected[count - 1], "here");
+        int64_t before = rft_now();
+        rft_channels_poll(bound, count, -1, WAIT_MS);
+        assert_true(rft_now() < rft_after_ms(before, WAIT_MS));
+        for (uint32_t i = 0; i < count; i++) {
+            refit_status status = rft_channel_receive(bound[i], &envelope, NULL);
+            assert_int_equal(status, i + 1 == count ? REFIT_OK : REFIT_ERR_TIMEOUT);
+        }
+        rft_channels_poll(bound, count, -1, 1);
+    }
+    for (int i = 0; i < 6; i++) {
+        rft_channel_close(connected[i]);
+        rft_channel_close(bound[i]);
+    }
+}
+
 TEST(descriptor_wakes_the_poll)
 {
     rft_channel *server = bind_at("inproc://wakes");
