@@ -1,10 +1,8 @@
 /*
  * One version on its way in.
  *
- * Through the socket: the window of credits is kept full, frames go into the reassembly (which
- * copies and digests them), and when all are in and SEAL is known, the reassembly verifies. The
- * window bounds the credits granted with PULL (wire/frame.h); as many frames may be asked for
- * again with RESEND, and no more wait at once.
+ * Through the socket frames are fetched (fetch.h), and when all are in and SEAL is known, the
+ * reassembly verifies; or, where several publishers sent them, their reassemblies together do.
  *
  * The image may be one that the other workers of the host map: its name goes out with the first
  * PULL, and each frame that is placed there is marked. Such a worker waits for SEAL, which the
@@ -27,8 +25,6 @@
 #include "base/log.h"
 #include "wire/frame.h"
 
-/* Missing frames named in one RESEND; others follow at the next beat. */
-#define RESEND_MOST 64u
 /* Some ten milliseconds of digesting, which no heartbeat notices. */
 #define VERIFY_BYTES (UINT64_C(64) << 20)
 /* A call waits for the GPU this long at most: work that is not done by then is asked for in the
@@ -150,37 +146,22 @@ static void gpu_verify_close(rft_gpu_verify *verify, uint32_t timeout_ms)
 /* ---- Opening and dropping */
 
 void rft_receive_init(rft_receive *receive, const refit_config *config, rft_images *images,
-                      rft_send_queue *send_queue, const rft_limits *limits)
+                      rft_shard_links *links, rft_send_queue *send_queue, const rft_limits *limits)
 {
     *receive = (rft_receive){
         .config = config,
         .images = images,
-        .send_queue = send_queue,
-        .limits = limits,
+        .links = links,
         .verify_bytes = VERIFY_BYTES,
     };
-}
-
-static void receive_send(rft_receive *receive, const rft_message *message)
-{
-    (void)rft_send_queue_put(receive->send_queue, NULL, message, receive->limits, NULL);
-}
-
-static void close_reassembly(rft_receive *receive)
-{
-    rft_reassembly_close(receive->reassembly);
-    receive->reassembly = NULL;
-    rft_free(receive->resends);
-    receive->resends = NULL;
-    rft_catalog_release(receive->reassembly_catalog);
-    receive->reassembly_catalog = NULL;
+    rft_fetch_init(&receive->fetch, config, limits, send_queue, &receive->counts);
 }
 
 void rft_receive_close(rft_receive *receive)
 {
     rft_receive_drop(receive);
     gpu_verify_close(&receive->gpu, receive->config->broadcast_linger_ms);
-    close_reassembly(receive);
+    rft_fetch_close(&receive->fetch);
     rft_bytes_close(&receive->tensor_digests);
     rft_bytes_close(&receive->areas);
     rft_bytes_close(&receive->places);
@@ -190,6 +171,9 @@ void rft_receive_close(rft_receive *receive)
 void rft_receive_drop(rft_receive *receive)
 {
     gpu_verify_end(&receive->gpu);
+    rft_fetch_end(&receive->fetch);
+    rft_shard_links_end(receive->links);
+    rft_joint_sums_close(&receive->joint);
     rft_image_drop_use(receive->image, RFT_IMAGE_STAGED);
     receive->image = NULL;
     rft_image_drop_use(receive->left, RFT_IMAGE_STAGED);
@@ -241,16 +225,23 @@ static void place(rft_receive *receive, const rft_message *offer)
                     : offer->as.offer.neighbor ? REFIT_PATH_NEIGHBOR
                     : name.count > 0           ? REFIT_PATH_SHM
                                                : REFIT_PATH_SOCKET;
+    receive->ranks = receive->path == REFIT_PATH_SOCKET ? offer->as.offer.ranks : 0;
     receive->share = offer->as.offer.share && receive->path == REFIT_PATH_SOCKET;
-    receive->announced = false;
     rft_view_print(name, receive->segment, sizeof receive->segment);
     receive->segment_offset = offer->as.offer.segment_offset;
     receive->lock[0] = '\0';
     receive->unmappable = false;
 }
 
-static refit_status check_offer(const rft_message *offer, const rft_manifest *manifest,
-                                refit_error *error)
+/* Whether frames come, here or to another worker. */
+static bool is_framed(const rft_message *offer)
+{
+    return !offer->as.offer.lent &&
+           (offer->as.offer.segment.count == 0 || offer->as.offer.neighbor);
+}
+
+static refit_status check_offer(const rft_receive *receive, const rft_message *offer,
+                                const rft_manifest *manifest, refit_error *error)
 {
     RFT_REFUSE_IF(offer->as.offer.frames != manifest->frame_count ||
                       offer->as.offer.bytes != manifest->payload_bytes,
@@ -263,7 +254,8 @@ static refit_status check_offer(const rft_message *offer, const rft_manifest *ma
     RFT_REFUSE_IF(offer->as.offer.segment.count >= RFT_SEGMENT_NAME_BYTES, error,
                   REFIT_ERR_PROTOCOL, "a segment's name of more than %u bytes is offered",
                   RFT_SEGMENT_NAME_BYTES - 1);
-    return REFIT_OK;
+    bool linked = is_framed(offer) && !offer->as.offer.neighbor && offer->as.offer.ranks > 0;
+    return linked ? rft_shard_links_check(receive->links, offer->as.offer.ranks, error) : REFIT_OK;
 }
 
 /* The part of the version that is offered. */
@@ -271,9 +263,7 @@ static refit_status find_want(const rft_message *offer, rft_catalog *catalog, rf
                               rft_want **out, refit_error *error)
 {
     *out = NULL;
-    bool framed =
-        !offer->as.offer.lent && (offer->as.offer.segment.count == 0 || offer->as.offer.neighbor);
-    if (!framed || offer->as.offer.whole) return REFIT_OK;
+    if (!is_framed(offer) || offer->as.offer.whole) return REFIT_OK;
     if (offer->as.offer.want.count > 0)
         return rft_want_open(catalog->manifest, offer->as.offer.want, out, error);
     *out = rft_want_acquire(own);
@@ -284,7 +274,7 @@ refit_status rft_receive_offer(rft_receive *receive, const rft_message *offer, r
                                rft_want *own, uint32_t window, int64_t now, refit_error *error)
 {
     rft_want *want;
-    RFT_TRY(check_offer(offer, catalog->manifest, error));
+    RFT_TRY(check_offer(receive, offer, catalog->manifest, error));
     RFT_TRY(find_want(offer, catalog, own, &want, error));
     rft_receive_drop(receive);
     receive->want = want;
@@ -298,8 +288,6 @@ refit_status rft_receive_offer(rft_receive *receive, const rft_message *offer, r
     receive->deadline = rft_after_ms(now, offer->as.offer.deadline_ms);
     receive->sealed = false;
     receive->window = window;
-    receive->in_flight = 0;
-    receive->quiet_since = 0;
     return REFIT_OK;
 }
 
@@ -318,26 +306,19 @@ static refit_status check_base(const rft_receive *receive, const rft_image *held
     return REFIT_OK;
 }
 
-/* The reassembly belongs to a manifest; versions of one manifest share it. */
-static refit_status prepare_reassembly(rft_receive *receive, const unsigned char *base,
-                                       refit_error *error)
+/* From the session's publisher, or from all ranks. */
+static refit_status begin_fetch(rft_receive *receive, const unsigned char *base, refit_error *error)
 {
-    const rft_manifest *manifest = receive->catalog->manifest;
-    unsigned char *memory = rft_image_writable(receive->image);
-    if (receive->reassembly_catalog == receive->catalog) {
-        rft_reassembly_reset(receive->reassembly, memory, base);
-        rft_reassembly_narrow(receive->reassembly, receive->want);
-        memset(receive->resends, 0, manifest->frame_count * sizeof *receive->resends);
-        return REFIT_OK;
-    }
-    close_reassembly(receive);
-    receive->resends = rft_calloc((size_t)manifest->frame_count + 1, sizeof *receive->resends);
-    RFT_REFUSE_IF(receive->resends == NULL, error, REFIT_ERR_HOST_MEMORY,
-                  "no memory to follow %u frames", manifest->frame_count);
-    RFT_TRY(rft_reassembly_open(manifest, memory, base, &receive->reassembly, error));
-    rft_reassembly_narrow(receive->reassembly, receive->want);
-    receive->reassembly_catalog = rft_catalog_acquire(receive->catalog);
-    return REFIT_OK;
+    const rft_fetch_plan plan = {
+        .catalog = receive->catalog,
+        .version = receive->version,
+        .want = receive->want,
+        .memory = rft_image_writable(receive->image),
+        .base = base,
+        .window = receive->window,
+    };
+    return receive->ranks > 0 ? rft_shard_links_begin(receive->links, &plan, error)
+                              : rft_fetch_begin(&receive->fetch, &plan, error);
 }
 
 /* The frames that the worker before has left, as PULL says them. Without memory for that they come
@@ -356,53 +337,36 @@ static rft_view list_left(rft_receive *receive)
     return rft_bytes_view(&receive->have);
 }
 
-/* The first PULL of a shared image, which says so: with a credit at least, though none may be
- * needed. */
-static void announce(rft_receive *receive)
+/* Asks the ranks. The coordinator is told where the frames go, and that this worker has begun, by a
+ * PULL for which none come. */
+static void pull_from_ranks(rft_receive *receive)
 {
-    uint32_t left =
-        receive->catalog->manifest->frame_count - rft_reassembly_taken(receive->reassembly);
-    uint32_t credits = left < receive->window ? left : receive->window;
-    rft_message message = {.kind = RFT_PULL};
-    message.as.pull.version = receive->version;
-    message.as.pull.credits = credits == 0 ? 1 : credits;
-    message.as.pull.have = list_left(receive);
+    rft_message pull = {.kind = RFT_PULL};
+    rft_shard_links_pull(receive->links, receive->base, list_left(receive));
+    if (!receive->share) return;
+    pull.as.pull.version = receive->version;
+    pull.as.pull.credits = 1;
     if (receive->image->tail != NULL)
-        message.as.pull.image = rft_view_text(receive->image->memory.name);
-    receive->in_flight += (int32_t)credits * RFT_CREDIT;
-    receive_send(receive, &message);
+        pull.as.pull.image = rft_view_text(receive->image->memory.name);
+    (void)rft_send_queue_put(receive->fetch.send_queue, NULL, &pull, receive->fetch.limits, NULL);
 }
 
-/* Tops up the window once half of it is used, so that credits do not cost a message a frame, and
- * grants none that no frame is left for. */
-static void pull(rft_receive *receive)
+/* Asks for the first frames. Of a shared image it says the name, and what is there already. */
+static void first_pull(rft_receive *receive)
 {
-    bool first = !receive->announced;
-    receive->announced = true;
-    if (first && (receive->image->tail != NULL || receive->left != NULL)) {
-        announce(receive);
+    if (receive->ranks > 0) {
+        pull_from_ranks(receive);
         return;
     }
-    uint32_t left =
-        receive->catalog->manifest->frame_count - rft_reassembly_taken(receive->reassembly);
-    bool last = left <= receive->window;
-    int32_t room = (int32_t)(last ? left : receive->window) * RFT_CREDIT - receive->in_flight;
-    bool waits = !last && receive->in_flight > (int32_t)receive->window * RFT_CREDIT / 2;
-    if (room < RFT_CREDIT || waits) return;
-    rft_message message = {.kind = RFT_PULL};
-    message.as.pull.version = receive->version;
-    message.as.pull.credits = (uint32_t)(room / RFT_CREDIT);
-    receive->in_flight += room / RFT_CREDIT * RFT_CREDIT;
-    receive_send(receive, &message);
-}
-
-/* Returns a received frame's credit. A duplicate is credited twice, so at most one extra frame is
- * in flight. */
-static void use_credit(rft_receive *receive, uint32_t sequence, uint64_t payload)
-{
-    const rft_manifest *manifest = receive->catalog->manifest;
-    if (sequence >= manifest->frame_count || receive->in_flight <= 0) return;
-    receive->in_flight -= rft_credit_cost(payload, manifest->frames[sequence].bytes);
+    if (receive->image->tail == NULL && receive->left == NULL) {
+        rft_fetch_pull(&receive->fetch);
+        return;
+    }
+    rft_message pull = {.kind = RFT_PULL};
+    pull.as.pull.have = list_left(receive);
+    if (receive->image->tail != NULL)
+        pull.as.pull.image = rft_view_text(receive->image->memory.name);
+    rft_fetch_announce(&receive->fetch, &pull);
 }
 
 /* ---- In the publisher's memory */
@@ -501,6 +465,38 @@ static refit_status check_pieces(rft_receive *receive, refit_error *error)
     return REFIT_OK;
 }
 
+/* ---- From several publishers */
+
+/* SEAL and all frames are there. */
+static refit_status begin_joint(rft_receive *receive, refit_error *error)
+{
+    RFT_TRY(rft_joint_sums_open(receive->catalog->manifest, &receive->joint, error));
+    receive->joined = 0;
+    receive->phase = RFT_RECEIVE_VERIFYING;
+    return REFIT_OK;
+}
+
+/* The sums of one link, or blocks that several have divided. */
+static refit_status verify_joint(rft_receive *receive, refit_error *error)
+{
+    if (receive->joined < receive->links->count) {
+        const rft_shard_link *link = rft_shard_links_find(receive->links, receive->joined++);
+        if (rft_shard_link_is_fetching(link))
+            rft_joint_sums_add(&receive->joint, link->fetch.reassembly);
+        return REFIT_OK;
+    }
+    if (!rft_joint_sums_digest(&receive->joint, receive->want, receive->image->bytes,
+                               receive->verify_bytes))
+        return REFIT_OK;
+    rft_message seal = seal_of(receive);
+    RFT_TRY(rft_seal_check(receive->catalog->manifest, receive->want, receive->joint.sums, &seal,
+                           error));
+    receive->phase = RFT_RECEIVE_COMPLETE;
+    return REFIT_OK;
+}
+
+/* ---- Its bytes, in the memory where they are */
+
 static refit_status verify_part(rft_receive *receive, refit_error *error)
 {
     if (!rft_image_is_intact(receive->image)) return refuse_overwritten(receive, error);
@@ -527,9 +523,12 @@ static refit_status check_complete(rft_receive *receive, refit_error *error)
     if (gpu && receive->lock[0] == '\0') return REFIT_OK;
     if (gpu) RFT_TRY(map_gpu(receive, error));
     if (receive->path != REFIT_PATH_SOCKET) return check_mapped(receive, error);
-    if (!rft_reassembly_complete(receive->reassembly)) return REFIT_OK;
+    if (receive->ranks > 0)
+        return rft_shard_links_are_complete(receive->links) ? begin_joint(receive, error)
+                                                            : REFIT_OK;
+    if (!rft_reassembly_complete(receive->fetch.reassembly)) return REFIT_OK;
     rft_message seal = seal_of(receive);
-    RFT_TRY(rft_reassembly_verify(receive->reassembly, &seal, error));
+    RFT_TRY(rft_reassembly_verify(receive->fetch.reassembly, &seal, error));
     receive->phase = RFT_RECEIVE_COMPLETE;
     return REFIT_OK;
 }
@@ -557,7 +556,7 @@ static refit_status take_image(rft_receive *receive, const rft_image *held, refi
     if (receive->path != REFIT_PATH_SOCKET) return take_mapped(receive, error);
     RFT_TRY(check_base(receive, held, error));
     RFT_TRY(take_own(receive, error));
-    return prepare_reassembly(receive, receive->base == 0 ? NULL : held->bytes, error);
+    return begin_fetch(receive, receive->base == 0 ? NULL : held->bytes, error);
 }
 
 refit_status rft_receive_start(rft_receive *receive, const rft_image *held, refit_error *error)
@@ -567,8 +566,19 @@ refit_status rft_receive_start(rft_receive *receive, const rft_image *held, refi
     if (receive->phase != RFT_RECEIVE_WAITING) return REFIT_OK;
     RFT_TRY(take_image(receive, held, error));
     receive->phase = receive->left == NULL ? RFT_RECEIVE_FETCHING : RFT_RECEIVE_RESUMING;
-    if (receive->path == REFIT_PATH_SOCKET) pull(receive);
+    if (receive->path == REFIT_PATH_SOCKET) first_pull(receive);
     return check_complete(receive, error);
+}
+
+/* Takes a frame from the image of the worker before. */
+static void take_placed(rft_receive *receive, uint32_t sequence)
+{
+    const unsigned char *from = receive->left->bytes;
+    if (receive->ranks > 0)
+        rft_shard_links_take_placed(receive->links, sequence, from);
+    else
+        rft_reassembly_take_placed(receive->fetch.reassembly, sequence, from);
+    rft_image_mark(receive->image, sequence);
 }
 
 /* Copies frames that the worker before has marked, while others come. Its digests are checked with
@@ -581,8 +591,7 @@ static refit_status resume_part(rft_receive *receive, refit_error *error)
         uint32_t sequence = receive->left_next;
         if (bytes >= receive->verify_bytes) return REFIT_OK;
         if (!rft_image_is_marked(receive->left, sequence)) continue;
-        rft_reassembly_take_placed(receive->reassembly, sequence, receive->left->bytes);
-        rft_image_mark(receive->image, sequence);
+        take_placed(receive, sequence);
         bytes += manifest->frames[sequence].bytes;
     }
     rft_image_drop_use(receive->left, RFT_IMAGE_STAGED);
@@ -599,51 +608,47 @@ bool rft_receive_is_busy(const rft_receive *receive)
 refit_status rft_receive_work(rft_receive *receive, refit_error *error)
 {
     if (receive->phase == RFT_RECEIVE_RESUMING) return resume_part(receive, error);
-    return receive->phase == RFT_RECEIVE_VERIFYING ? verify_part(receive, error) : REFIT_OK;
+    if (receive->phase != RFT_RECEIVE_VERIFYING) return REFIT_OK;
+    return receive->ranks > 0 ? verify_joint(receive, error) : verify_part(receive, error);
 }
 
-static refit_status ask_again(rft_receive *receive, const uint32_t *sequences, uint32_t count,
-                              refit_error *error)
+static bool takes_frames(const rft_receive *receive)
 {
-    unsigned char wire[RESEND_MOST * 4];
-    for (uint32_t i = 0; i < count; i++) {
-        uint16_t *tries = &receive->resends[sequences[i]];
-        RFT_REFUSE_IF(
-            *tries >= receive->config->broadcast_resend_limit, error, REFIT_ERR_CORRUPT,
-            "frame %u of version %llu was damaged or lost %u times; broadcast.resend_limit "
-            "allows no more",
-            sequences[i], (unsigned long long)receive->version, *tries + 1u);
-        ++*tries;
-        rft_put_u32(wire + (size_t)i * 4, sequences[i]);
-    }
-    rft_message message = {.kind = RFT_RESEND};
-    message.as.resend.version = receive->version;
-    message.as.resend.sequences = (rft_view){wire, (size_t)count * 4};
-    receive_send(receive, &message);
-    return REFIT_OK;
+    bool open = receive->phase == RFT_RECEIVE_FETCHING || receive->phase == RFT_RECEIVE_RESUMING;
+    return open && receive->path == REFIT_PATH_SOCKET;
 }
 
 refit_status rft_receive_frame(rft_receive *receive, const rft_message *frame, rft_view payload,
                                refit_error *error)
 {
-    bool open = receive->phase == RFT_RECEIVE_FETCHING || receive->phase == RFT_RECEIVE_RESUMING;
     bool ours =
-        open && receive->path == REFIT_PATH_SOCKET && frame->as.frame.version == receive->version;
+        takes_frames(receive) && receive->ranks == 0 && frame->as.frame.version == receive->version;
     if (!ours) return REFIT_OK;
-    receive->quiet_since = 0;
-    receive->bytes_received += payload.count;
-    refit_status status = rft_reassembly_take(receive->reassembly, frame, payload, error);
-    if (status == REFIT_ERR_CORRUPT) {
-        receive->bad_frames++;
-        status = ask_again(receive, &frame->as.frame.sequence, 1, error);
-    } else {
-        use_credit(receive, frame->as.frame.sequence, payload.count);
-    }
-    RFT_TRY(status);
-    if (rft_reassembly_has(receive->reassembly, frame->as.frame.sequence))
+    RFT_TRY(rft_fetch_frame(&receive->fetch, frame, payload, error));
+    if (rft_reassembly_has(receive->fetch.reassembly, frame->as.frame.sequence))
         rft_image_mark(receive->image, frame->as.frame.sequence);
-    pull(receive);
     return check_complete(receive, error);
+}
+
+/* A frame that the link has taken may be the last part of it, and of the version. */
+static refit_status follow_frame(rft_receive *receive, uint32_t sequence, refit_error *error)
+{
+    if (!takes_frames(receive) || receive->ranks == 0) return REFIT_OK;
+    bool marks = receive->image->tail != NULL && sequence < receive->catalog->manifest->frame_count;
+    if (marks && rft_shard_links_have(receive->links, sequence))
+        rft_image_mark(receive->image, sequence);
+    return check_complete(receive, error);
+}
+
+refit_status rft_receive_link_message(rft_receive *receive, rft_shard_link *link,
+                                      const rft_message *message, rft_view payload, int64_t now,
+                                      refit_error *error)
+{
+    RFT_TRY(rft_shard_link_message(link, message, payload, now, error));
+    if (message->kind == RFT_FRAME) return follow_frame(receive, message->as.frame.sequence, error);
+    bool beats = message->kind == RFT_BEAT && link->asked && rft_shard_link_lacks(link) &&
+                 receive->phase == RFT_RECEIVE_FETCHING && receive->sealed;
+    return beats ? rft_fetch_beat(&link->fetch, link->heartbeat_ms, now, error) : REFIT_OK;
 }
 
 static bool is_expected(const rft_receive *receive, uint64_t version)
@@ -703,32 +708,11 @@ refit_status rft_receive_seal(rft_receive *receive, const rft_message *seal, ref
     return check_complete(receive, error);
 }
 
-/* Whether beats have come for a heartbeat and a half with no frame and no request among them: two
- * of them were sent after the first, so late that frames requested before would have been sent. The
- * clock is this worker's own, because beats that queued up while it did not run are read at once.
- */
-static bool is_quiet(rft_receive *receive, uint32_t heartbeat_ms, int64_t now)
-{
-    if (receive->quiet_since == 0) receive->quiet_since = now;
-    return now >= rft_after_ms(receive->quiet_since, heartbeat_ms + heartbeat_ms / 2);
-}
-
 refit_status rft_receive_beat(rft_receive *receive, uint32_t heartbeat_ms, int64_t now,
                               refit_error *error)
 {
-    bool fetching = receive->phase == RFT_RECEIVE_FETCHING && receive->path == REFIT_PATH_SOCKET;
-    if (!fetching || !receive->sealed || !is_quiet(receive, heartbeat_ms, now)) return REFIT_OK;
-    receive->quiet_since = now;
-    uint32_t frames = receive->catalog->manifest->frame_count;
-    /* Which of the missing frames were sent and lost cannot be known. While some are not sent yet,
-     * it is the window that lost ones have used up. */
-    uint32_t lost = receive->window;
-    uint32_t missing[RESEND_MOST];
-    uint32_t count = 0;
-    uint32_t next = rft_reassembly_missing(receive->reassembly, 0, frames);
-    while (next != UINT32_MAX && count < lost && count < RESEND_MOST) {
-        missing[count++] = next;
-        next = rft_reassembly_missing(receive->reassembly, next + 1, frames);
-    }
-    return count == 0 ? REFIT_OK : ask_again(receive, missing, count, error);
+    bool fetching = receive->phase == RFT_RECEIVE_FETCHING && receive->path == REFIT_PATH_SOCKET &&
+                    receive->ranks == 0;
+    if (!fetching || !receive->sealed) return REFIT_OK;
+    return rft_fetch_beat(&receive->fetch, heartbeat_ms, now, error);
 }

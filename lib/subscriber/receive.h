@@ -13,6 +13,9 @@
  * that one is lost, this one takes over: start goes to RESUMING, in which the frames that are there
  * already are copied while others come, and to FETCHING from there.
  *
+ * A version of several publishers comes through links (shard_links.h), all into one image. Its
+ * digests are sums of theirs and of blocks that they divide, which are read again in VERIFYING.
+ *
  * A version that comes piece by piece is complete once SEAL says so, though its user still copies.
  *
  * It checks the publisher's offer against the manifest and the limits, asks for frames by credits,
@@ -23,10 +26,8 @@
 #ifndef RFT_RECEIVE_H
 #define RFT_RECEIVE_H
 
-#include "net/send_queue.h"
 #include "store/copy_queue.h"
-#include "subscriber/images.h"
-#include "wire/reassembly.h"
+#include "subscriber/shard_links.h"
 
 /* How far the digests of an image in a GPU's memory are. {0} is not open. */
 typedef struct rft_gpu_verify {
@@ -48,16 +49,15 @@ typedef enum rft_receive_phase {
     RFT_RECEIVE_WAITING,   /* offered; no image is free, or the worker holds it already */
     RFT_RECEIVE_RESUMING,  /* it has an image, to which another worker's frames are being copied */
     RFT_RECEIVE_FETCHING,  /* it has an image; frames or SEAL are missing */
-    RFT_RECEIVE_VERIFYING, /* all is here, in the publisher's memory; its bytes are being digested
-                            */
+    RFT_RECEIVE_VERIFYING, /* all is here, in the publisher's memory, or from several publishers;
+                              its bytes are being digested */
     RFT_RECEIVE_COMPLETE,  /* verified */
 } rft_receive_phase;
 
 typedef struct rft_receive {
     const refit_config *config;
     rft_images *images;
-    rft_send_queue *send_queue; /* the session's, as the next one */
-    const rft_limits *limits;
+    rft_shard_links *links;
 
     rft_receive_phase phase;
     rft_catalog *catalog; /* of the version */
@@ -69,8 +69,8 @@ typedef struct rft_receive {
     uint64_t version;
     uint64_t base;
     refit_path path;
+    uint32_t ranks; /* the frames come through so many links; 0: through the session's connection */
     bool share;     /* neighbors are to map the image */
-    bool announced; /* its name, and what is there already, were said with PULL */
     char segment[RFT_SEGMENT_NAME_BYTES]; /* of the store, or of a neighbor's image */
     uint64_t segment_offset;
     char lock[RFT_SEGMENT_NAME_BYTES]; /* of LEND; empty: it has not come */
@@ -87,21 +87,16 @@ typedef struct rft_receive {
     rft_gpu_verify gpu;       /* the same in the GPU's memory */
     uint64_t verify_bytes;    /* that one call of work reads at most */
 
-    rft_reassembly *reassembly;      /* of reassembly_catalog; kept for the next version */
-    rft_catalog *reassembly_catalog; /* the manifest it was opened for */
-    uint16_t *resends;               /* how often each frame was asked for again */
-    uint32_t window;                 /* credits in flight at most */
-    int32_t in_flight;               /* parts of credits that were granted and are not used up by
-                                        what has arrived; a frame may use more than is left */
-    int64_t quiet_since; /* first beat since the last frame, or the last asking; 0: none */
-
-    uint64_t bytes_received; /* payload, since it was opened */
-    uint64_t bad_frames;     /* since it was opened */
+    uint32_t window;         /* of the fetch */
+    rft_fetch fetch;         /* of the frames that come through the session's connection */
+    rft_joint_sums joint;    /* while VERIFYING what came through links */
+    uint32_t joined;         /* links whose sums are in there */
+    rft_fetch_counts counts; /* since it was opened */
 } rft_receive;
 
 /* All is borrowed until close. Messages are put into the send queue; a failure is noted there. */
 void rft_receive_init(rft_receive *receive, const refit_config *config, rft_images *images,
-                      rft_send_queue *send_queue, const rft_limits *limits);
+                      rft_shard_links *links, rft_send_queue *send_queue, const rft_limits *limits);
 void rft_receive_close(rft_receive *receive);
 
 /* Before an OFFER of `version` is taken: what a neighbor has received of the same version, if this
@@ -112,7 +107,7 @@ rft_image *rft_receive_leave(rft_receive *receive, uint64_t version);
 void rft_receive_resume(rft_receive *receive, rft_image *left);
 
 /* Takes an OFFER in the place of any version before it; `own` is the part that the publisher was
- * told to send. REFIT_ERR_PROTOCOL: it contradicts the manifest. */
+ * told to send. REFIT_ERR_PROTOCOL: it contradicts the manifest, or what the ranks publish. */
 refit_status rft_receive_offer(rft_receive *receive, const rft_message *offer, rft_catalog *catalog,
                                rft_want *own, uint32_t window, int64_t now, refit_error *error);
 
@@ -125,6 +120,10 @@ refit_status rft_receive_start(rft_receive *receive, const rft_image *held, refi
 /* Messages about another version are ignored. */
 refit_status rft_receive_frame(rft_receive *receive, const rft_message *frame, rft_view payload,
                                refit_error *error);
+/* A message of a rank, to its link; what rft_shard_link_message answers. */
+refit_status rft_receive_link_message(rft_receive *receive, rft_shard_link *link,
+                                      const rft_message *message, rft_view payload, int64_t now,
+                                      refit_error *error);
 refit_status rft_receive_lend(rft_receive *receive, const rft_message *lend, refit_error *error);
 /* `wake_fd` is that of rft_piece_queue_open. REFIT_ERR_BUSY: no image is free. */
 refit_status rft_receive_pieces(rft_receive *receive, const rft_message *pieces, int wake_fd,
@@ -138,10 +137,7 @@ bool rft_receive_is_busy(const rft_receive *receive);
  * hear between two. */
 refit_status rft_receive_work(rft_receive *receive, refit_error *error);
 
-/* The publisher's heart beat, one each `heartbeat_ms`: frames that have not come while several were
- * heard, though they were asked for and all is written, are lost and asked for again. Beats queue
- * after frames, so a slow line is not a loss; and many beats heard at once are no more than one, so
- * neither is a worker that was stopped. */
+/* The publisher's heart beat, one each `heartbeat_ms`: as rft_fetch_beat. */
 refit_status rft_receive_beat(rft_receive *receive, uint32_t heartbeat_ms, int64_t now,
                               refit_error *error);
 

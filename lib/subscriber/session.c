@@ -48,10 +48,10 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "device/device_uuid.h"
+#include "subscriber/welcome.h"
 
-#define HEARTBEAT_MOST_MS (60u * 60 * 1000)
-#define PROOF_BYTES       8u
-#define MESSAGES_WAITING  32u /* for a socket that takes none */
+#define PROOF_BYTES      8u
+#define MESSAGES_WAITING 32u /* for a socket that takes none */
 
 /* ---- Opening and closing */
 
@@ -82,13 +82,16 @@ void rft_session_init(rft_session *session, const refit_config *config,
     };
     session->limits.memory_bytes = rft_images_room();
     if (shares_images(config)) rft_segment_place(session->place);
-    rft_receive_init(&session->receive, config, &session->images, &session->send_queue,
-                     &session->limits);
+    rft_shard_links_init(&session->links, config, &session->limits, identity->worker,
+                         identity->instance, &session->receive.counts);
+    rft_receive_init(&session->receive, config, &session->images, &session->links,
+                     &session->send_queue, &session->limits);
 }
 
 void rft_session_close(rft_session *session)
 {
     rft_receive_close(&session->receive);
+    rft_shard_links_close(&session->links);
     rft_images_close(&session->images);
     rft_send_queue_close(&session->send_queue);
     rft_catalog_release(session->catalog);
@@ -151,6 +154,7 @@ static void send_hello(rft_session *session)
     message.as.hello.delta = config->broadcast_delta != REFIT_DELTA_NEVER;
     message.as.hello.zstd = message.as.hello.delta;
     message.as.hello.image = rft_view_text(session->place);
+    message.as.hello.shards = true;
     session->names_gpu = false;
     /* What the socket has not taken by now is of an earlier connection, or an earlier HELLO. */
     rft_send_queue_reset(&session->send_queue);
@@ -689,21 +693,6 @@ static void keep_applied(rft_session *session, int64_t now)
 
 /* ---- Joining */
 
-static refit_status check_welcome(const rft_message *welcome, refit_error *error)
-{
-    uint32_t beat = welcome->as.welcome.heartbeat_ms;
-    uint32_t timeout = welcome->as.welcome.heartbeat_timeout_ms;
-    RFT_REFUSE_IF(welcome->as.welcome.epoch == 0 || welcome->as.welcome.frame_bytes == 0 ||
-                      welcome->as.welcome.window == 0,
-                  error, REFIT_ERR_PROTOCOL,
-                  "a welcome without an epoch, a frame size or a window");
-    RFT_REFUSE_IF(
-        beat == 0 || timeout <= beat || timeout > HEARTBEAT_MOST_MS, error, REFIT_ERR_PROTOCOL,
-        "a welcome asks for a heartbeat of %" PRIu32 " ms with a timeout of %" PRIu32 " ms", beat,
-        timeout);
-    return REFIT_OK;
-}
-
 static refit_status read_proof(rft_view name, uint64_t *proof, refit_error *error)
 {
     char text[RFT_SEGMENT_NAME_BYTES];
@@ -772,6 +761,8 @@ static void adopt(rft_session *session, const rft_message *welcome, int64_t now)
     session->report.epoch = welcome->as.welcome.epoch;
     session->parts = welcome->as.welcome.parts;
     session->frame_bytes = welcome->as.welcome.frame_bytes;
+    rft_shard_links_follow(&session->links, session->report.epoch, session->frame_bytes);
+    rft_shard_links_set_catalog(&session->links, NULL);
     session->window = welcome->as.welcome.window < window ? welcome->as.welcome.window : window;
     session->heartbeat_ms = welcome->as.welcome.heartbeat_ms;
     session->heartbeat_timeout_ms = welcome->as.welcome.heartbeat_timeout_ms;
@@ -815,7 +806,7 @@ static void answer_welcome(rft_session *session, const rft_message *message, rft
         end_session(session, REFIT_ERR_PROTOCOL, why.text, now);
         return;
     }
-    if (check_welcome(message, &why) != REFIT_OK) {
+    if (rft_welcome_check(message, &why) != REFIT_OK) {
         break_off(session, &why, now);
         return;
     }
@@ -928,6 +919,7 @@ static void answer_manifest(rft_session *session, const rft_message *message, rf
     rft_catalog_release(session->catalog);
     session->catalog = NULL;
     take_manifest(session, message, failure);
+    rft_shard_links_set_catalog(&session->links, session->catalog);
     if (failure->status == REFIT_ERR_PROTOCOL) break_off(session, failure, now);
     if (session->catalog == NULL) {
         refuse_manifest(session);
@@ -936,6 +928,19 @@ static void answer_manifest(rft_session *session, const rft_message *message, rf
     if (selects(session)) send_want(session);
     rft_images_trim_private(&session->images);
     rft_images_trim_mappings(&session->images);
+}
+
+static void answer_shard(rft_session *session, const rft_message *message, rft_view payload,
+                         int64_t now)
+{
+    (void)payload;
+    refit_error why;
+    refit_status status = rft_shard_links_put(&session->links, message, now, &why);
+    if (status == REFIT_ERR_PEER) {
+        abort_update(session, session->receive.version, &why, now);
+    } else if (status != REFIT_OK) {
+        break_off(session, &why, now);
+    }
 }
 
 static refit_status check_offer(const rft_session *session, const rft_message *offer,
@@ -986,6 +991,12 @@ static void answer_offer(rft_session *session, const rft_message *message, rft_v
     proceed(session, now);
 }
 
+static void note_counts(rft_session *session)
+{
+    session->report.bytes_received = session->receive.counts.bytes_received;
+    session->report.bad_frames = session->receive.counts.bad_frames;
+}
+
 /* After a step of receiving: proceeds, perhaps later, or gives up the version. */
 static void follow(rft_session *session, refit_status status, const refit_error *why, int64_t now)
 {
@@ -1034,6 +1045,26 @@ static void answer_seal(rft_session *session, const rft_message *message, rft_vi
     refit_error why;
     refit_status status = rft_receive_seal(&session->receive, message, &why);
     follow(session, status, &why, now);
+}
+
+/* ---- Links to other publishers of the version */
+
+void rft_session_link_message(rft_session *session, rft_shard_link *link,
+                              const rft_message *message, rft_view payload, int64_t now)
+{
+    refit_error why;
+    refit_status status =
+        rft_receive_link_message(&session->receive, link, message, payload, now, &why);
+    follow(session, status, &why, now);
+    note_counts(session);
+}
+
+void rft_session_link_failed(rft_session *session, rft_shard_link *link, const refit_error *why,
+                             int64_t now)
+{
+    refit_error lost;
+    if (rft_shard_link_lose(link, why->text, now, &lost) != REFIT_OK)
+        lose_version(session, &lost, now);
 }
 
 /* ---- Commit and abort */
@@ -1130,6 +1161,7 @@ static const struct answer_rule {
     [RFT_LEND] = {answer_lend, false},      [RFT_PIECES] = {answer_pieces, false},
     [RFT_SEAL] = {answer_seal, false},      [RFT_COMMIT] = {answer_commit, false},
     [RFT_ABORT] = {answer_abort, false},    [RFT_BEAT] = {answer_beat, false},
+    [RFT_SHARD] = {answer_shard, false},
 };
 
 /* The epoch that a message names, or ours if its kind names none. */
@@ -1139,6 +1171,7 @@ static uint64_t epoch_of(const rft_session *session, const rft_message *message)
     case RFT_MANIFEST: return message->as.manifest.epoch;
     case RFT_OFFER: return message->as.offer.epoch;
     case RFT_BEAT: return message->as.beat.held.epoch;
+    case RFT_SHARD: return message->as.shard.epoch;
     default: return session->report.epoch;
     }
 }
@@ -1173,8 +1206,7 @@ void rft_session_message(rft_session *session, const rft_message *message, rft_v
     if (session->report.final.status == REFIT_OK) {
         answer_publisher(session, message, payload, now);
     }
-    session->report.bytes_received = session->receive.bytes_received;
-    session->report.bad_frames = session->receive.bad_frames;
+    note_counts(session);
 }
 
 void rft_session_garbage(rft_session *session, const refit_error *why, int64_t now)
@@ -1277,6 +1309,13 @@ static void tick_connecting(rft_session *session, int64_t now)
     session->next_beat = rft_after_ms(now, session->heartbeat_ms);
 }
 
+static void tick_links(rft_session *session, int64_t now)
+{
+    refit_error why;
+    if (rft_shard_links_tick(&session->links, now, &why) != REFIT_OK)
+        lose_version(session, &why, now);
+}
+
 /* Messages that were waiting are dropped with the one that was lost. */
 static void tick_send_queue(rft_session *session, int64_t now)
 {
@@ -1289,6 +1328,8 @@ static void tick_send_queue(rft_session *session, int64_t now)
 void rft_session_tick(rft_session *session, int64_t now)
 {
     bool lives = session->report.final.status == REFIT_OK;
+    if (!lives) rft_shard_links_close(&session->links);
+    if (lives) tick_links(session, now);
     if (lives && is_joined(session)) tick_joined(session, now);
     if (lives) tick_working(session, now);
     tick_send_queue(session, now); /* before a HELLO, which it would drop */
@@ -1298,7 +1339,8 @@ void rft_session_tick(rft_session *session, int64_t now)
 int64_t rft_session_tick_at(const rft_session *session)
 {
     if (session->report.final.status != REFIT_OK) return INT64_MAX;
-    int64_t at = session->next_beat;
+    int64_t at = session->next_beat, link = rft_shard_links_tick_at(&session->links);
+    if (link < at) at = link;
     if (!is_joined(session)) return idle_at(session) < at ? idle_at(session) : at;
     if (rft_receive_is_busy(&session->receive)) return session->heard; /* that is: now */
     if (silence_at(session) < at) at = silence_at(session);

@@ -40,6 +40,7 @@ typedef struct rft_session {
     bool told;                 /* what is staged was committed, while the user had `applying` */
     rft_image *open;           /* decided, its update not yet closed */
     rft_receive receive;
+    rft_shard_links links; /* to the publishers that share the tensors with the trainer's */
     rft_images images;
 
     uint64_t frame_bytes; /* these five are of WELCOME */
@@ -82,6 +83,12 @@ void rft_session_message(rft_session *session, const rft_message *message, rft_v
 /* One that could not be decoded, and why: above a limit, it costs the version under way, and those
  * whose manifest it may have been; else the connection. */
 void rft_session_garbage(rft_session *session, const refit_error *why, int64_t now);
+
+/* The same of the publisher of a rank, through the link to it; and that its connection failed. */
+void rft_session_link_message(rft_session *session, rft_shard_link *link,
+                              const rft_message *message, rft_view payload, int64_t now);
+void rft_session_link_failed(rft_session *session, rft_shard_link *link, const refit_error *why,
+                             int64_t now);
 
 /* Acts on the time: HELLO, BEAT, the publisher's silence, an offer's deadline, and the next part of
  * an image to verify. If a message could not be put into the send queue, the connection counts as

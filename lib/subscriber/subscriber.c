@@ -24,13 +24,15 @@
 #include "subscriber/follower.h"
 #include "subscriber/gpu_copy.h"
 #include "subscriber/in_place.h"
+#include "subscriber/link_channels.h"
 #include "subscriber/session.h"
 
 /* ---- The service thread
  *
  * It owns the channel and the session, and exchanges data with the caller in the mailbox. A pass of
- * its loop waits for the socket, the caller or the clock; carries out the caller's orders; hears
- * some messages; lets the session act on the time; sends; reports.
+ * its loop waits for the sockets, the caller or the clock; carries out the caller's orders; hears
+ * some messages; lets the session act on the time; sends; reports. There is a further socket for
+ * each rank of a trainer of which each publishes a part.
  *
  * The session decides everything. A pass receives a bounded number of messages, so that orders and
  * beats do not wait for a long stream of frames.
@@ -44,6 +46,7 @@ typedef struct subscriber_service {
     /* From start to stop these belong to the service thread alone. */
     rft_channel *channel; /* NULL: it follows an archive, and has no session */
     rft_session session;
+    rft_link_channels links;
     rft_follower follower;
 } subscriber_service;
 
@@ -62,7 +65,7 @@ static void wait_for_something(subscriber_service *service)
 {
     int wait_ms = rft_ms_until(rft_session_tick_at(&service->session));
     if (wait_ms > WAIT_MOST_MS) wait_ms = WAIT_MOST_MS;
-    rft_channel_poll(service->channel, service->mailbox.wake_fd, wait_ms);
+    rft_link_channels_poll(&service->links, service->mailbox.wake_fd, wait_ms);
     rft_wake_fd_clear(service->mailbox.wake_fd);
     refit_error why;
     if (rft_channel_take_failure(service->channel, &why) != REFIT_OK) {
@@ -126,7 +129,10 @@ static void *listen_on(void *user)
         wait_for_something(service);
         run_commands(service);
         receive(service);
+        rft_link_channels_receive(&service->links, &service->session);
         rft_session_tick(&service->session, rft_now());
+        flush(service);
+        rft_link_channels_tend(&service->links, &service->session);
         flush(service);
     } while (rft_mailbox_publish(&service->mailbox, &service->session.report));
     rft_session_leave(&service->session);
@@ -159,6 +165,7 @@ static void close_source(subscriber_service *service)
         rft_follower_close(&service->follower);
         return;
     }
+    rft_link_channels_close(&service->links);
     rft_session_close(&service->session);
     rft_channel_close(service->channel);
 }
@@ -171,6 +178,7 @@ static refit_status connect_to(subscriber_service *service, const char *endpoint
     service->identity.near = rft_channel_is_local(service->channel);
     rft_session_init(&service->session, &service->config, &service->identity, &service->mailbox,
                      rft_now());
+    rft_link_channels_init(&service->links, &service->config, endpoint, service->channel);
     return REFIT_OK;
 }
 

@@ -269,6 +269,11 @@ static rft_message message_of(session_bench *bench, rft_message_kind kind)
     case RFT_FRAME: message.as.frame.version = other->version; return message;
     case RFT_LEND: message.as.lend.version = other->version; return message;
     case RFT_PIECES: message.as.pieces.version = other->version; return message;
+    case RFT_SHARD:
+        message.as.shard.epoch = BENCH_EPOCH;
+        message.as.shard.manifest = other->manifest->digest;
+        message.as.shard.ranks = 2;
+        return message;
     case RFT_SEAL: return sample_seal(other);
     case RFT_COMMIT: return sample_commit(other);
     case RFT_ABORT: return sample_abort(other);
@@ -289,6 +294,7 @@ static const rft_session_state leads_to[RFT_MESSAGE_KINDS][STATES] = {
     [RFT_FRAME] = {CONNECTING, CURRENT, CURRENT, STAGING, STAGED, APPLYING},
     [RFT_LEND] = {CONNECTING, CURRENT, CURRENT, STAGING, STAGED, APPLYING},
     [RFT_PIECES] = {CONNECTING, CURRENT, CURRENT, STAGING, STAGED, APPLYING},
+    [RFT_SHARD] = {CONNECTING, CURRENT, CURRENT, STAGING, STAGED, APPLYING},
     [RFT_SEAL] = {CONNECTING, CURRENT, CURRENT, STAGING, STAGED, APPLYING},
     [RFT_COMMIT] = {CONNECTING, CURRENT, CURRENT, STAGING, STAGED, APPLYING},
     [RFT_ABORT] = {CONNECTING, CURRENT, CURRENT, STAGING, STAGED, APPLYING},

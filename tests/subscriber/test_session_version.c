@@ -51,7 +51,7 @@ BENCH_TEST(credits_fill_the_window_and_ask_for_each_frame_once)
         bench_frame(bench, 1, 0, i, false);
     }
     assert_int_equal(credits_granted(bench), frames);
-    assert_int_equal(bench->session.receive.in_flight, 0);
+    assert_int_equal(bench->session.receive.fetch.in_flight, 0);
 }
 
 /* Of the first tensor nothing changed, and its two frames have no payload. */
@@ -64,10 +64,10 @@ BENCH_TEST(small_frames_take_a_part_of_a_credit)
     bench_frame(bench, 3, 2, 0, false);
     bench_frame(bench, 3, 2, 1, false);
     assert_int_equal(credits_granted(bench), 4);
-    assert_int_equal(bench->session.receive.in_flight, 4 * RFT_CREDIT - 2);
+    assert_int_equal(bench->session.receive.fetch.in_flight, 4 * RFT_CREDIT - 2);
     bench_frame(bench, 3, 2, 2, false);
     bench_frame(bench, 3, 2, 3, true);
-    assert_int_equal(bench->session.receive.in_flight, 3 * RFT_CREDIT - 2);
+    assert_int_equal(bench->session.receive.fetch.in_flight, 3 * RFT_CREDIT - 2);
     for (uint32_t i = 3; i < bench_sample(bench, 3)->manifest->frame_count; i++)
         bench_frame(bench, 3, 2, i, false);
     bench_hear(bench, sample_seal(bench_sample(bench, 3)));

@@ -69,6 +69,11 @@ void key_fixture_equip_trainer(const key_fixture *smith, refit_config *config)
     key_fixture_path(smith, "allow", config->security_allow);
 }
 
+void key_fixture_equip_rank(const key_fixture *smith, refit_config *config)
+{
+    key_fixture_path(smith, "keys/trainer.public", config->security_server_key);
+}
+
 void key_fixture_equip_worker(const key_fixture *smith, const char *name, refit_config *config)
 {
     char file[128];

@@ -30,6 +30,8 @@ void key_fixture_path(const key_fixture *smith, const char *file, char path[256]
 
 /* Adds the keys of the trainer, or of this worker, to a configuration. */
 void key_fixture_equip_trainer(const key_fixture *smith, refit_config *config);
+/* And that of the other ranks of a trainer, which is its own; it is to be allowed ("trainer"). */
+void key_fixture_equip_rank(const key_fixture *smith, refit_config *config);
 void key_fixture_equip_worker(const key_fixture *smith, const char *name, refit_config *config);
 
 #endif
