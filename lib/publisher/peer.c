@@ -174,6 +174,12 @@ void rft_peers_lose(rft_peers *peers, rft_peer *peer)
     peers->lost[peers->lost_count++] = peer;
 }
 
+void rft_peers_drop(rft_peers *peers, rft_peer *peer)
+{
+    list_remove(peers->live, &peers->count, peer);
+    peer_free(peer);
+}
+
 void rft_peers_forget_lost(rft_peers *peers)
 {
     while (peers->lost_count > 0) {

@@ -69,11 +69,14 @@ typedef struct rft_peer {
     char own_name[RFT_PEER_NAME_BYTES]; /* by which it goes itself */
     char key_name[RFT_KEY_NAME_BYTES];  /* of its key's file; empty: no keys are asked for */
     uint64_t instance;
-    bool subscribed; /* it has sent JOIN */
-    bool shm;        /* it has proved that it shares memory */
-    bool gpu;        /* it has proved the same, and is on the publisher's GPU */
-    bool pieces;     /* it takes versions piece by piece */
-    bool named_gpu;  /* it said which GPU it is on: `uuid` */
+    bool subscribed;         /* it has sent JOIN: it is a worker of this publisher */
+    uint32_t rank;           /* it is the publisher of this rank; 0: it is not */
+    bool fetches;            /* it is a worker of rank 0, and is sent frames that it asks for */
+    uint64_t shards_edition; /* of the ranks, as it was told; 0: it was not */
+    bool shm;                /* it has proved that it shares memory */
+    bool gpu;                /* it has proved the same, and is on the publisher's GPU */
+    bool pieces;             /* it takes versions piece by piece */
+    bool named_gpu;          /* it said which GPU it is on: `uuid` */
     unsigned char uuid[RFT_UUID_BYTES];
     char place[RFT_SEGMENT_PLACE_BYTES]; /* where it shares images; empty: it does not */
     rft_shared_image image;
@@ -140,6 +143,8 @@ refit_status rft_peers_add(rft_peers *peers, rft_peer **out, refit_error *error)
 /* From the living to the lost, in the place of an earlier one by that name. */
 void rft_peers_lose(rft_peers *peers, rft_peer *peer);
 void rft_peers_forget_lost(rft_peers *peers);
+/* One that no report names. */
+void rft_peers_drop(rft_peers *peers, rft_peer *peer);
 
 /* How its user may be reading the version's slot; REFIT_PATH_NONE: not at all. */
 refit_path rft_peer_reads(const rft_peer *peer, uint64_t version);

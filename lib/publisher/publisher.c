@@ -21,6 +21,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/random.h"
+#include "base/text.h"
 #include "base/thread.h"
 #include "config/config.h"
 #include "device/device_uuid.h"
@@ -72,6 +73,9 @@ static refit_status parts_open(refit_publisher *publisher, const char *endpoint,
     RFT_TRY_GOTO(rft_channel_bind(endpoint, &publisher->config, &publisher->channel, error),
                  undo_probe);
     publisher->server.allow = rft_channel_allow_list(publisher->channel);
+    strcpy(publisher->server.key, rft_channel_key(publisher->channel));
+    rft_text_say(publisher->server.endpoint, sizeof publisher->server.endpoint, "%s",
+                 rft_channel_endpoint(publisher->channel));
     rft_channel_watch_keys(publisher->channel, publisher->wake);
     RFT_TRY_GOTO(lock_open(publisher, error), undo_channel);
     RFT_TRY_GOTO(rft_frames_open_pool(&publisher->encoders,
@@ -120,6 +124,7 @@ static void say_goodbye(refit_publisher *publisher, bool final, int64_t leave_at
         rft_transaction_abort(&publisher->server, REFIT_ERR_CLOSED, "the trainer closes");
     }
     rft_server_leave(&publisher->server, final);
+    rft_rank_link_leave(&publisher->server);
     publisher->leave_at = leave_at;
     publisher->stopping = true;
     rft_unlock(&publisher->lock);
@@ -174,6 +179,7 @@ static void publisher_close(refit_publisher *publisher, bool final)
                 rft_deadline(linger_ms < GOODBYE_MOST_MS ? linger_ms : GOODBYE_MOST_MS));
     rft_channel_set_linger(publisher->channel, (uint32_t)rft_ms_until(gone_at));
     rft_channel_close(publisher->channel);
+    rft_channel_close(publisher->link);
     rft_pool_close(&publisher->encoders);
     rft_frames_close(publisher->frames, &publisher->retired);
     int64_t deadline = rft_deadline(publisher->config.broadcast_linger_ms + CLOSE_MORE_MS);
@@ -199,8 +205,7 @@ void refit_publisher_end(refit_publisher *publisher)
 
 static refit_status settle(refit_publisher *publisher, refit_error *error);
 
-/* REFIT_ERR_STATE: a version is under way. */
-static refit_status check_idle(refit_publisher *publisher, refit_error *error)
+refit_status rft_publisher_check_idle(refit_publisher *publisher, refit_error *error)
 {
     RFT_TRY(settle(publisher, error));
     rft_lock(&publisher->lock);
@@ -263,7 +268,7 @@ refit_status refit_publisher_use_device(refit_publisher *publisher, refit_device
     refit_error why;
     RFT_REFUSE_IF(publisher == NULL || device == NULL, error, REFIT_ERR_INVALID,
                   "use_device needs a publisher and a device");
-    RFT_TRY(check_idle(publisher, error));
+    RFT_TRY(rft_publisher_check_idle(publisher, error));
     if (publisher->config.broadcast_gpu == REFIT_GPU_OFF) return REFIT_OK;
     if (publisher->gpu != NULL) {
         RFT_REFUSE_IF(publisher->gpu->device != device, error, REFIT_ERR_STATE,
@@ -284,6 +289,7 @@ refit_status refit_publisher_use_device(refit_publisher *publisher, refit_device
 static bool is_wanted(refit_publisher *publisher)
 {
     bool wanted = is_required(publisher);
+    if (publisher->store->shard != NULL) return false;
     rft_lock(&publisher->lock);
     for (uint32_t i = 0; i < publisher->server.peers.count; i++) {
         const rft_peer *peer = publisher->server.peers.live[i];
@@ -415,7 +421,7 @@ static refit_status manifest_make(refit_publisher *publisher, const refit_tensor
                              &publisher->server.limits, out, error);
 }
 
-static void store_adopt(refit_publisher *publisher, rft_store *store, rft_frames *frames)
+void rft_publisher_adopt(refit_publisher *publisher, rft_store *store, rft_frames *frames)
 {
     rft_store *old_store = publisher->store;
     rft_frames *old_frames = publisher->frames;
@@ -434,6 +440,7 @@ static void store_adopt(refit_publisher *publisher, rft_store *store, rft_frames
     rft_store_close(old_store);
 }
 
+/* Also of a publisher that has a shard of these tensors, until it is told another one. */
 static bool is_declared(const refit_publisher *publisher, const rft_manifest *manifest)
 {
     return publisher->store != NULL &&
@@ -448,7 +455,7 @@ refit_status refit_publisher_declare(refit_publisher *publisher, const refit_ten
     rft_frames *frames = NULL;
     RFT_REFUSE_IF(publisher == NULL || tensors == NULL || count == 0, error, REFIT_ERR_INVALID,
                   "declare needs a publisher and at least one tensor");
-    RFT_TRY(check_idle(publisher, error));
+    RFT_TRY(rft_publisher_check_idle(publisher, error));
     RFT_REFUSE_IF(publisher->config.broadcast_gpu == REFIT_GPU_REQUIRE && publisher->gpu == NULL,
                   error, REFIT_ERR_STATE,
                   "broadcast.gpu is require: say on which GPU with refit_publisher_use_device");
@@ -462,7 +469,7 @@ refit_status refit_publisher_declare(refit_publisher *publisher, const refit_ten
     refit_status status =
         rft_frames_open(store->manifest, &publisher->config, &publisher->encoders, &frames, error);
     if (status == REFIT_OK) {
-        store_adopt(publisher, store, frames);
+        rft_publisher_adopt(publisher, store, frames);
     } else {
         rft_store_close(store);
     }
@@ -475,7 +482,7 @@ refit_status refit_publisher_set_wait(refit_publisher *publisher, refit_wait wai
     RFT_REFUSE_IF(publisher == NULL || wait < REFIT_WAIT_APPLIED || wait > REFIT_WAIT_NONE, error,
                   REFIT_ERR_INVALID,
                   "set_wait needs a publisher and REFIT_WAIT_APPLIED, _STAGED or _NONE");
-    RFT_TRY(check_idle(publisher, error));
+    RFT_TRY(rft_publisher_check_idle(publisher, error));
     RFT_REFUSE_IF(wait != REFIT_WAIT_APPLIED && publisher->config.broadcast_slots < 2, error,
                   REFIT_ERR_STATE,
                   "broadcast.slots is 1, so each version waits until workers have let go of the "
@@ -495,9 +502,7 @@ void refit_publisher_cancel(refit_publisher *publisher)
     rft_wake_fd_set(publisher->wake);
 }
 
-/* Whether refit_publisher_cancel was called since the last time: it is told once. A wait that is
- * under way asks with the lock held. */
-static bool take_cancel(refit_publisher *publisher)
+bool rft_publisher_take_cancel(refit_publisher *publisher)
 {
     return atomic_exchange(&publisher->cancelled, false);
 }
@@ -506,7 +511,7 @@ static bool take_cancel(refit_publisher *publisher)
 
 static refit_status check_begin(refit_publisher *publisher, refit_error *error)
 {
-    RFT_REFUSE_IF(take_cancel(publisher), error, REFIT_ERR_CANCELLED,
+    RFT_REFUSE_IF(rft_publisher_take_cancel(publisher), error, REFIT_ERR_CANCELLED,
                   "refit_publisher_cancel came before version %" PRIu64 " had begun",
                   publisher->server.transaction.version);
     return REFIT_OK;
@@ -518,11 +523,11 @@ refit_status rft_publisher_await_taken(refit_publisher *publisher, uint32_t sequ
     rft_server *server = &publisher->server;
     int64_t deadline = rft_deadline(publisher->config.broadcast_stage_timeout_ms);
     rft_lock(&publisher->lock);
-    bool cancelled = take_cancel(publisher);
+    bool cancelled = rft_publisher_take_cancel(publisher);
     bool taken = rft_transaction_pieces_taken(server, sequence);
     while (!cancelled && !taken && rft_ms_until(deadline) > 0) {
         (void)rft_cond_wait(&publisher->changed, &publisher->lock, deadline);
-        cancelled = take_cancel(publisher);
+        cancelled = rft_publisher_take_cancel(publisher);
         taken = rft_transaction_pieces_taken(server, sequence);
     }
     if (!cancelled && !taken) rft_transaction_evict_slow(server, sequence, rft_now());
@@ -590,7 +595,7 @@ static bool is_host_wanted(refit_publisher *publisher)
 {
     uint32_t here = 0, elsewhere = 0;
     if (is_required(publisher)) return false;
-    if (publisher->over_host) return true;
+    if (publisher->over_host || publisher->store->shard != NULL) return true;
     rft_lock(&publisher->lock);
     for (uint32_t i = 0; i < publisher->server.peers.count; i++) {
         const rft_peer *peer = publisher->server.peers.live[i];
@@ -686,6 +691,54 @@ refit_status rft_publisher_grow_block(refit_publisher *publisher, uint64_t bytes
     return leave_gpu(publisher, error);
 }
 
+static bool is_aborted(const rft_rank_link *link, uint64_t version)
+{
+    return version != 0 && link->aborted == version;
+}
+
+/* Whether the wait for rank 0 to begin is over: it has, it cannot, or it is not there. */
+static bool is_answered(const rft_server *server, uint64_t version, int64_t lost_at)
+{
+    const rft_rank_link *link = &server->ranks.link;
+    if (is_aborted(link, version) || link->state == RFT_LINK_OFF) return true;
+    if (!server->ranks.complete) return rft_ms_until(lost_at) == 0; /* it may join again */
+    return link->offered > server->transaction.last;
+}
+
+/* Another rank than 0 begins a version that rank 0 has begun. Called with the lock held. */
+static refit_status await_offer(refit_publisher *publisher, uint64_t *version, int64_t deadline,
+                                refit_error *error)
+{
+    const rft_server *server = &publisher->server;
+    const rft_rank_link *link = &server->ranks.link;
+    if (!rft_ranks_follows(server)) return REFIT_OK;
+    int64_t lost_at = rft_deadline(publisher->config.broadcast_heartbeat_timeout_ms);
+    bool cancelled = rft_publisher_take_cancel(publisher);
+    while (!cancelled && !is_answered(server, *version, lost_at) && rft_ms_until(deadline) > 0) {
+        bool complete = server->ranks.complete;
+        int64_t until = complete || deadline < lost_at ? deadline : lost_at;
+        (void)rft_cond_wait(&publisher->changed, &publisher->lock, until);
+        if (complete) lost_at = rft_deadline(publisher->config.broadcast_heartbeat_timeout_ms);
+        cancelled = rft_publisher_take_cancel(publisher);
+    }
+    RFT_REFUSE_IF(cancelled, error, REFIT_ERR_CANCELLED,
+                  "refit_publisher_cancel came before rank 0 had begun a version");
+    bool offered = server->ranks.complete && link->offered > server->transaction.last;
+    RFT_REFUSE_IF(!offered && is_aborted(link, *version), error, REFIT_ERR_PEER, "%s",
+                  link->aborted_why.text);
+    RFT_REFUSE_IF(!server->ranks.complete, error, REFIT_ERR_PEER, "the ranks are not all there: %s",
+                  link->why.status != REFIT_OK ? link->why.text
+                                               : "rank 0 has not said that they are");
+    RFT_REFUSE_IF(!offered, error, REFIT_ERR_TIMEOUT,
+                  "rank 0 at %s has begun no version in time (broadcast.stage_timeout_ms)",
+                  link->endpoint);
+    RFT_REFUSE_IF(*version != 0 && *version != link->offered, error, REFIT_ERR_STALE,
+                  "rank 0 has begun version %" PRIu64 ", and rank %" PRIu32 " version %" PRIu64,
+                  link->offered, server->ranks.rank, *version);
+    *version = link->offered;
+    return REFIT_OK;
+}
+
 refit_status refit_publisher_begin(refit_publisher *publisher, uint64_t version, refit_error *error)
 {
     RFT_REFUSE_IF(publisher == NULL, error, REFIT_ERR_INVALID, "begin needs a publisher");
@@ -693,7 +746,8 @@ refit_status refit_publisher_begin(refit_publisher *publisher, uint64_t version,
     RFT_TRY(settle(publisher, error));
     int64_t deadline = rft_deadline(publisher->config.broadcast_stage_timeout_ms);
     rft_lock(&publisher->lock);
-    refit_status status = rft_transaction_prepare(server, &version, error);
+    refit_status status = await_offer(publisher, &version, deadline, error);
+    if (status == REFIT_OK) status = rft_transaction_prepare(server, &version, error);
     bool prepared = status == REFIT_OK;
     if (prepared) status = await_readers(publisher, deadline, error);
     rft_unlock(&publisher->lock);
@@ -824,7 +878,7 @@ static refit_status settle(refit_publisher *publisher, refit_error *error)
     rft_lock(&publisher->lock);
     uint64_t version = publisher->server.transaction.version;
     while (publisher->unsettled && is_under_way(publisher) && !cancelled) {
-        cancelled = take_cancel(publisher);
+        cancelled = rft_publisher_take_cancel(publisher);
         if (!cancelled) await_step(publisher, INT64_MAX);
     }
     rft_unlock(&publisher->lock);
@@ -838,7 +892,7 @@ static refit_status settle(refit_publisher *publisher, refit_error *error)
 /* Called with the lock held. */
 static refit_status seal(refit_publisher *publisher, refit_error *error)
 {
-    if (take_cancel(publisher)) {
+    if (rft_publisher_take_cancel(publisher)) {
         rft_transaction_cancel(&publisher->server, rft_now());
         return REFIT_OK;
     }
@@ -859,10 +913,16 @@ refit_status refit_publisher_commit(refit_publisher *publisher, refit_error *err
     /* With no worker to wait for, seal commits: no frame may be made while slots change roles. */
     await_sending(publisher);
     refit_error result = {0};
+    bool left = false;
     bool waits = publisher->config.broadcast_wait != REFIT_WAIT_NONE;
     refit_status status = seal(publisher, error);
     while (status == REFIT_OK && waits && is_under_way(publisher)) {
-        if (take_cancel(publisher)) {
+        bool cancelled = rft_publisher_take_cancel(publisher);
+        if (cancelled && rft_ranks_follows(&publisher->server)) {
+            left = true; /* rank 0 decides, which has this rank's part */
+            break;
+        }
+        if (cancelled) {
             rft_transaction_cancel(&publisher->server, rft_now());
         } else {
             await_step(publisher, INT64_MAX);
@@ -874,6 +934,9 @@ refit_status refit_publisher_commit(refit_publisher *publisher, refit_error *err
     rft_unlock(&publisher->lock);
     rft_wake_fd_set(publisher->wake);
     if (status != REFIT_OK) return status;
+    RFT_REFUSE_IF(left, error, REFIT_ERR_CANCELLED,
+                  "refit_publisher_cancel ended the wait for rank 0, which decides about the "
+                  "version; the next call waits for that");
     if (aborted) roll_back(publisher);
     if (result.status == REFIT_OK) return REFIT_OK;
     return rft_fail(error, (refit_status)result.status, "%s", result.text);
@@ -917,11 +980,11 @@ refit_status refit_publisher_wait_workers(refit_publisher *publisher, uint32_t c
     int64_t deadline = rft_deadline(timeout_ms);
     tidy(publisher);
     rft_lock(&publisher->lock);
-    bool cancelled = take_cancel(publisher);
+    bool cancelled = rft_publisher_take_cancel(publisher);
     uint32_t there = rft_peers_count_subscribed(&publisher->server.peers);
     while (!cancelled && there < count && rft_ms_until(deadline) > 0) {
         (void)rft_cond_wait(&publisher->changed, &publisher->lock, deadline);
-        cancelled = take_cancel(publisher);
+        cancelled = rft_publisher_take_cancel(publisher);
         there = rft_peers_count_subscribed(&publisher->server.peers);
     }
     char gone[sizeof publisher->server.gone];

@@ -65,6 +65,7 @@ struct refit_publisher {
     refit_config config;
     rft_segment probe;
     rft_channel *channel;  /* the service thread's while it runs */
+    rft_channel *link;     /* the same; to rank 0, if this is another rank; NULL: there is none */
     int wake;              /* ends the service thread's poll */
     atomic_bool cancelled; /* set by any thread, taken by the caller's, in the wait that it ends */
     rft_thread thread;
@@ -153,6 +154,14 @@ refit_status rft_publisher_flush_ring(refit_publisher *publisher, refit_error *e
 void rft_publisher_end_streaming(refit_publisher *publisher);
 
 /* ---- publisher.c */
+
+/* REFIT_ERR_STATE: a version is under way. Waits for one whose commit has waited for nothing. */
+refit_status rft_publisher_check_idle(refit_publisher *publisher, refit_error *error);
+/* The store takes the place of the one before. */
+void rft_publisher_adopt(refit_publisher *publisher, rft_store *store, rft_frames *frames);
+/* Whether refit_publisher_cancel was called since the last time: it is told once. A wait that is
+ * under way asks with the lock held. */
+bool rft_publisher_take_cancel(refit_publisher *publisher);
 
 /* Waits until no worker reads pieces up to this sequence; evicts those that do not take them
  * within broadcast.stage_timeout_ms. REFIT_ERR_CANCELLED. */

@@ -14,6 +14,8 @@
  */
 #include "publisher/publisher.h"
 
+#include <string.h>
+
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/thread.h"
@@ -57,6 +59,60 @@ static void receive_all(refit_publisher *publisher)
     }
 }
 
+/* ---- Rank 0, where this is another one */
+
+/* The channel to rank 0, once it is known where that is; again each time it could not be opened. */
+static void open_link(refit_publisher *publisher)
+{
+    refit_error why;
+    char endpoint[RFT_ENDPOINT_BYTES];
+    rft_rank_link *link = &publisher->server.ranks.link;
+    rft_lock(&publisher->lock);
+    bool reopen = link->reopen;
+    link->reopen = false;
+    strcpy(endpoint, link->endpoint);
+    rft_unlock(&publisher->lock);
+    if (!reopen) return;
+    rft_channel_close(publisher->link);
+    publisher->link = NULL;
+    refit_status status = rft_channel_connect(endpoint, &publisher->config, &publisher->link, &why);
+    rft_lock(&publisher->lock);
+    link->unopened = status != REFIT_OK;
+    if (status != REFIT_OK) rft_rank_link_fail(&publisher->server, &why, rft_now());
+    rft_unlock(&publisher->lock);
+}
+
+static void hear_link(refit_publisher *publisher, refit_status status, const rft_envelope *envelope,
+                      refit_error *why)
+{
+    rft_message message;
+    if (status == REFIT_OK)
+        status = rft_message_decode(envelope->message, &publisher->server.limits, &message, why);
+    rft_lock(&publisher->lock);
+    if (status == REFIT_OK)
+        rft_rank_link_message(&publisher->server, &message, rft_now());
+    else
+        rft_rank_link_fail(&publisher->server, why, rft_now());
+    rft_unlock(&publisher->lock);
+}
+
+static void receive_link(refit_publisher *publisher)
+{
+    rft_envelope envelope;
+    refit_error why;
+    if (publisher->link == NULL) return;
+    if (rft_channel_take_failure(publisher->link, &why) != REFIT_OK) {
+        rft_lock(&publisher->lock);
+        rft_rank_link_fail(&publisher->server, &why, rft_now());
+        rft_unlock(&publisher->lock);
+    }
+    for (uint32_t i = 0; i < MESSAGES_PER_PASS; i++) {
+        refit_status status = rft_channel_receive(publisher->link, &envelope, &why);
+        if (status == REFIT_ERR_TIMEOUT) return;
+        hear_link(publisher, status, &envelope, &why);
+    }
+}
+
 /* ---- Messages out */
 
 static void unreachable(refit_publisher *publisher, const rft_peer_id *to, refit_status why)
@@ -90,6 +146,10 @@ static void send_all(refit_publisher *publisher, rft_send_queue *spare)
     }
     rft_send_queue_reset(&full);
     *spare = full;
+    if (publisher->link == NULL) return;
+    rft_lock(&publisher->lock); /* a few messages, which a DEALER takes or leaves */
+    (void)rft_send_queue_flush(&publisher->server.ranks.link.send_queue, publisher->link);
+    rft_unlock(&publisher->lock);
 }
 
 /* ---- Frames */
@@ -150,6 +210,8 @@ static bool is_over(refit_publisher *publisher, int64_t *tick_at)
         publisher->stopping && !waits && rft_send_queue_is_empty(&publisher->server.send_queue);
     /* A beat shows who has gone without a word. */
     *tick_at = rft_server_tick_at(&publisher->server);
+    int64_t link_at = rft_rank_link_tick_at(&publisher->server);
+    if (link_at < *tick_at) *tick_at = link_at;
     if (publisher->stopping && publisher->leave_at < *tick_at) *tick_at = publisher->leave_at;
     rft_unlock(&publisher->lock);
     return over;
@@ -161,6 +223,7 @@ static void tick(refit_publisher *publisher)
     int64_t now = rft_now();
     rft_server_check_keys(&publisher->server, now);
     if (now >= rft_server_tick_at(&publisher->server)) rft_server_tick(&publisher->server, now);
+    rft_rank_link_tick(&publisher->server, now);
     publisher->connections = rft_channel_count_connections(publisher->channel);
     rft_cond_wake_all(&publisher->changed);
     rft_unlock(&publisher->lock);
@@ -174,9 +237,12 @@ void *rft_publisher_serve(void *user)
     int64_t tick_at;
     while (!is_over(publisher, &tick_at)) {
         int wait = more ? 0 : rft_ms_until(tick_at);
-        rft_channel_poll(publisher->channel, publisher->wake, wait);
+        rft_channel *const channels[] = {publisher->channel, publisher->link};
+        rft_channels_poll(channels, publisher->link == NULL ? 1 : 2, publisher->wake, wait);
         rft_wake_fd_clear(publisher->wake);
+        open_link(publisher);
         receive_all(publisher);
+        receive_link(publisher);
         tick(publisher);
         send_all(publisher, &spare);
         more = send_frames(publisher);

@@ -41,6 +41,8 @@ void rft_server_init(rft_server *server, const refit_config *config, uint64_t ep
 uint32_t rft_server_close(rft_server *server, int64_t deadline)
 {
     rft_peers_close(&server->peers);
+    rft_ranks_close(server);
+    rft_send_queue_close(&server->ranks.link.send_queue);
     rft_send_queue_close(&server->send_queue);
     rft_bytes_close(&server->scratch);
     rft_cached_message_close(&server->manifest, &server->retired);
@@ -57,6 +59,7 @@ void rft_server_adopt(rft_server *server, rft_store *store)
         (void)rft_neighbors_withdraw(server->peers.live[i]);
         rft_peer_drop_wants(server->peers.live[i]);
     }
+    rft_ranks_close(server);
     server->store = store;
 }
 
@@ -87,6 +90,7 @@ static void reset_peer(rft_server *server, rft_peer *peer)
     peer->alone = 0;
     peer->failed_version = 0;
     peer->has_manifest = false;
+    peer->shards_edition = 0;
     peer->subscribed = false;
     /* Its staged version no longer counts: it must stage once more, in the time that is left. */
     bool counts = server->transaction.state == RFT_TRANSACTION_STAGING && peer->member;
@@ -102,6 +106,11 @@ static void note_gone(rft_server *server, const char *name, const char *reason)
 /* The worker is gone; a member counts as lost in the transaction. The reason is copied. */
 static void lose(rft_server *server, rft_peer *peer, refit_status status, const char *reason)
 {
+    if (peer->rank > 0 || peer->fetches) {
+        rft_ranks_lose(server, peer, status, reason);
+        rft_peers_drop(&server->peers, peer);
+        return;
+    }
     rft_log(REFIT_LOG_INFO, "worker %s is gone: %s", peer->name, reason);
     note_gone(server, peer->name, reason);
     rft_transaction_blame(server, peer, status, reason);
@@ -333,13 +342,18 @@ typedef struct caller {
     char own_name[RFT_PEER_NAME_BYTES];
     char key_name[RFT_KEY_NAME_BYTES];
     char name[RFT_PEER_NAME_BYTES]; /* by which it is known, if it is let in */
+    uint32_t rank;
+    bool fetches;
 } caller;
 
 /* False: the key of the sender is no longer in the allow list. */
 static bool identify(const rft_server *server, const rft_peer_id *from, const rft_message *hello,
                      caller *out)
 {
-    *out = (caller){.id = *from, .instance = hello->as.hello.instance};
+    *out = (caller){.id = *from,
+                    .instance = hello->as.hello.instance,
+                    .rank = hello->as.hello.rank,
+                    .fetches = hello->as.hello.fetches};
     rft_view_print(hello->as.hello.worker, out->own_name, sizeof out->own_name);
     bool admitted = rft_server_admits(server, from, out->key_name);
     rft_peer_name_bind(out->key_name, out->own_name, out->name);
@@ -354,11 +368,23 @@ static void refuse_hello(rft_server *server, const caller *from, refit_status co
     rft_server_refuse(server, &from->id, code, final, reason);
 }
 
+/* A worker has a further connection to each rank. */
+static uint32_t count_alike(const rft_server *server, const caller *from)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < server->peers.count; i++) {
+        const rft_peer *peer = server->peers.live[i];
+        count += peer->fetches == from->fetches && (peer->rank > 0) == (from->rank > 0);
+    }
+    return count;
+}
+
 static rft_peer *admit_new(rft_server *server, const caller *from)
 {
     refit_error why;
     rft_peer *peer = NULL;
-    if (server->peers.count >= server->config->limits_workers) {
+    uint32_t most = from->rank > 0 ? RFT_RANKS_MOST : server->config->limits_workers;
+    if (count_alike(server, from) >= most) {
         refuse_hello(server, from, REFIT_ERR_LIMIT, false,
                      "the trainer has as many workers as limits.workers allows");
         return NULL;
@@ -369,6 +395,8 @@ static rft_peer *admit_new(rft_server *server, const caller *from)
     }
     strcpy(peer->name, from->name);
     peer->instance = from->instance;
+    peer->rank = from->rank;
+    peer->fetches = from->fetches;
     return peer;
 }
 
@@ -383,7 +411,8 @@ static rft_peer *admit(rft_server *server, const caller *from)
 {
     rft_peer *peer = rft_peers_find_name(&server->peers, from->name);
     if (peer == NULL) return admit_new(server, from);
-    bool same = peer->instance == from->instance && strcmp(peer->id.key, from->id.key) == 0;
+    bool same = peer->instance == from->instance && strcmp(peer->id.key, from->id.key) == 0 &&
+                peer->rank == from->rank && peer->fetches == from->fetches;
     if (same) {
         reset_peer(server, peer);
         return peer;
@@ -421,6 +450,33 @@ static bool admits_gpu(rft_server *server, const caller *from, const rft_message
     return false;
 }
 
+/* Whether the sender may come as what it is: a worker, one of another rank's, or a rank. */
+static bool admits_kind(rft_server *server, const caller *from, const rft_message *hello)
+{
+    char reason[RFT_SENTENCE_BYTES];
+    if (from->rank > 0) {
+        if (strcmp(server->key, from->id.key) == 0) return true;
+        server->counts.refused++;
+        refuse_hello(server, from, REFIT_ERR_SECURITY, true,
+                     "a rank has to have the key of rank 0: give all ranks one security.key, its "
+                     "public half as security.server_key, and put that into security.allow");
+        return false;
+    }
+    if (from->fetches || !rft_ranks_are_many(server)) return true;
+    if (rft_ranks_follows(server)) {
+        rft_text_say(reason, sizeof reason,
+                     "this is rank %" PRIu32 " of a trainer: subscribe to rank 0, at %s",
+                     server->ranks.rank, server->ranks.link.endpoint);
+        refuse_hello(server, from, REFIT_ERR_STATE, false, reason);
+        return false;
+    }
+    if (hello->as.hello.shards) return true;
+    refuse_hello(server, from, REFIT_ERR_UNSUPPORTED, false,
+                 "the trainer publishes from several ranks, which this worker's release of refit "
+                 "does not know: install that of the trainer");
+    return false;
+}
+
 static void note_gpu(rft_peer *peer, const rft_message *hello)
 {
     rft_view uuid = hello->as.hello.gpu;
@@ -432,6 +488,24 @@ static void note_place(const rft_server *server, rft_peer *peer, const rft_messa
 {
     bool shares = server->config->broadcast_host_image != REFIT_HOST_IMAGE_OFF;
     rft_view_print(shares ? hello->as.hello.image : (rft_view){0}, peer->place, sizeof peer->place);
+}
+
+/* What the sender is and takes. */
+static void note_hello(const rft_server *server, rft_peer *peer, const caller *who,
+                       const rft_message *hello)
+{
+    peer->id = who->id;
+    strcpy(peer->own_name, who->own_name);
+    strcpy(peer->key_name, who->key_name);
+    peer->window = window_for(server, hello->as.hello.window);
+    peer->delta = hello->as.hello.delta;
+    peer->zstd = hello->as.hello.zstd;
+    note_place(server, peer, hello);
+    note_gpu(peer, hello);
+    /* A version above the current one was never committed: no worker holds it. */
+    bool ours = hello->as.hello.held.epoch == server->epoch &&
+                hello->as.hello.held.version <= server->current.version;
+    peer->held = ours ? hello->as.hello.held : (rft_version_id){0};
 }
 
 static bool is_recent(int64_t at, int64_t now)
@@ -486,7 +560,9 @@ static void answer_hello(rft_server *server, const rft_peer_id *from, rft_peer *
         answer_observer(server, from, hello, now);
         return;
     }
-    if (!admits_gpu(server, &who, hello)) {
+    if (!admits_kind(server, &who, hello)) return;
+    bool worker = who.rank == 0 && !who.fetches;
+    if (worker && !admits_gpu(server, &who, hello)) {
         if (known != NULL) lose(server, known, REFIT_ERR_UNSUPPORTED, "it left the GPU");
         return;
     }
@@ -494,19 +570,8 @@ static void answer_hello(rft_server *server, const rft_peer_id *from, rft_peer *
     if (renamed) lose(server, known, REFIT_ERR_CLOSED, "its connection speaks for another");
     rft_peer *peer = admit(server, &who);
     if (peer == NULL) return;
-    peer->id = *from;
-    strcpy(peer->own_name, who.own_name);
-    strcpy(peer->key_name, who.key_name);
     peer->heard = now;
-    peer->window = window_for(server, hello->as.hello.window);
-    peer->delta = hello->as.hello.delta;
-    peer->zstd = hello->as.hello.zstd;
-    note_place(server, peer, hello);
-    note_gpu(peer, hello);
-    /* A version above the current one was never committed: no worker holds it. */
-    bool ours = hello->as.hello.held.epoch == server->epoch &&
-                hello->as.hello.held.version <= server->current.version;
-    peer->held = ours ? hello->as.hello.held : (rft_version_id){0};
+    note_hello(server, peer, &who, hello);
     send_welcome(server, peer);
 }
 
@@ -570,8 +635,9 @@ static void answer_join(rft_server *server, rft_peer *peer, const rft_message *m
         return;
     }
     peer->subscribed = true;
-    peer->shm = message->as.join.shm;
-    peer->gpu = message->as.join.gpu;
+    bool alone = !rft_ranks_are_many(server); /* several have the version in no single memory */
+    peer->shm = alone && message->as.join.shm;
+    peer->gpu = alone && message->as.join.gpu;
     peer->pieces = message->as.join.pieces;
     peer->selects = message->as.join.selects;
     peer->path = rft_server_path(server, peer, 0);
@@ -678,6 +744,87 @@ static void answer_pull(rft_server *server, rft_peer *peer, const rft_message *m
     int64_t most = (int64_t)peer->window * RFT_CREDIT;
     int64_t credits = task->credits + (int64_t)message->as.pull.credits * RFT_CREDIT;
     task->credits = (int32_t)(credits < most ? credits : most);
+}
+
+/* What the first PULL of a version says that comes from several publishers. */
+static refit_status note_rows(rft_server *server, rft_peer *peer, const rft_message *message,
+                              refit_error *error)
+{
+    rft_want *rows = NULL, *known = NULL;
+    rft_bytes encoded = {0};
+    const rft_store *store = server->store;
+    if (message->as.pull.rows.count == 0) { /* all of it */
+        rft_peer_set_want(&peer->sent, rft_want_acquire(store->shard));
+        return REFIT_OK;
+    }
+    RFT_TRY(rft_want_open(store->manifest, message->as.pull.rows, &rows, error));
+    refit_status status = rft_want_intersect(store->shard, rows, &encoded, error);
+    if (status == REFIT_OK)
+        status = rft_want_open(store->manifest, rft_bytes_view(&encoded), &known, error);
+    if (status == REFIT_OK && known->bytes != rows->bytes)
+        status = rft_fail(error, REFIT_ERR_PROTOCOL,
+                          "it asks for bytes that this rank does not publish");
+    rft_bytes_close(&encoded);
+    rft_want_release(known);
+    if (status == REFIT_OK)
+        rft_peer_set_want(&peer->sent, rows);
+    else
+        rft_want_release(rows);
+    return status;
+}
+
+/* Whether the version is gone, or is of other tensors. It may not have begun here. */
+static bool is_past(const rft_server *server, const rft_message *pull)
+{
+    const rft_store *store = server->store;
+    rft_view digest = pull->as.pull.manifest;
+    uint64_t version = pull->as.pull.version;
+    if (store == NULL || store->shard == NULL) return true;
+    if (digest.count != sizeof store->manifest->digest ||
+        memcmp(digest.data, &store->manifest->digest, digest.count) != 0)
+        return true;
+    return version < server->current.version;
+}
+
+static void answer_first_pull(rft_server *server, rft_peer *peer, const rft_message *message)
+{
+    refit_error why;
+    uint64_t version = message->as.pull.version;
+    rft_view have = message->as.pull.have;
+    peer->task = (rft_task){0};
+    if (is_past(server, message)) {
+        rft_server_send_abort(server, peer, version, REFIT_ERR_STALE,
+                              "this rank does not have the version any more");
+        return;
+    }
+    refit_status status = note_rows(server, peer, message, &why);
+    if (status == REFIT_OK && have.count > 0 && !note_have(server, peer, have))
+        status =
+            rft_fail(&why, REFIT_ERR_PROTOCOL, "it has other frames of a version than there are");
+    if (status != REFIT_OK) {
+        break_off(server, peer, status, why.text);
+        return;
+    }
+    if (have.count == 0) rft_bytes_reset(&peer->have);
+    peer->path = REFIT_PATH_SOCKET;
+    peer->task = (rft_task){.stage = RFT_STAGE_OFFERED,
+                            .version = version,
+                            .base = message->as.pull.base,
+                            .path = REFIT_PATH_SOCKET};
+}
+
+/* A worker of rank 0 asks this rank for frames. */
+static void answer_fetch(rft_server *server, rft_peer *peer, const rft_message *message,
+                         int64_t now)
+{
+    uint32_t count = server->peers.count;
+    if (message->as.pull.manifest.count > 0) answer_first_pull(server, peer, message);
+    if (server->peers.count < count) return; /* it was evicted */
+    int64_t most = (int64_t)peer->window * RFT_CREDIT;
+    if (!is_task(peer, message->as.pull.version)) return;
+    int64_t credits = peer->task.credits + (int64_t)message->as.pull.credits * RFT_CREDIT;
+    peer->task.credits = (int32_t)(credits < most ? credits : most);
+    (void)now;
 }
 
 static uint32_t read_u32(const unsigned char *at)
@@ -921,6 +1068,30 @@ static void offer_anew(rft_server *server, rft_peer *peer, int64_t now)
     rft_server_offer(server, peer, now);
 }
 
+/* Whether the worker has lost its connection to one of several ranks, and with it the version,
+ * which it can have once the two are connected again. */
+static bool lost_a_rank(const rft_server *server, refit_status code)
+{
+    return rft_ranks_coordinates(server) && code == REFIT_ERR_PEER;
+}
+
+/* It goes without the version, unless that can come another way. */
+static void fail_task(rft_server *server, rft_peer *peer, refit_status code, const char *reason,
+                      int64_t now)
+{
+    rft_log(REFIT_LOG_WARNING, "worker %s failed with version %" PRIu64 ": %s", peer->name,
+            peer->task.version, reason);
+    /* What was lent may have come too late, and be there another way. */
+    bool late = code == REFIT_ERR_STALE && peer->task.path == REFIT_PATH_CUDA_IPC;
+    bool again = late || lost_a_rank(server, code);
+    peer->failed_version = again ? 0 : peer->task.version;
+    peer->task = (rft_task){0};
+    /* It may have been the manifest that it had no memory for: the next offer brings it again. */
+    if (code == REFIT_ERR_HOST_MEMORY) peer->has_manifest = false;
+    rft_transaction_blame(server, peer, code, reason);
+    if (again) rft_server_offer(server, peer, now);
+}
+
 static void answer_failed(rft_server *server, rft_peer *peer, const rft_message *message,
                           int64_t now)
 {
@@ -960,16 +1131,7 @@ static void answer_failed(rft_server *server, rft_peer *peer, const rft_message 
         offer_whole(server, peer, now);
         return;
     }
-    rft_log(REFIT_LOG_WARNING, "worker %s failed with version %" PRIu64 ": %s", peer->name, version,
-            reason);
-    /* What was lent may have come too late, and be there another way. */
-    bool late = code == REFIT_ERR_STALE && peer->task.path == REFIT_PATH_CUDA_IPC;
-    peer->failed_version = late ? 0 : peer->task.version;
-    peer->task = (rft_task){0};
-    /* It may have been the manifest that it had no memory for: the next offer brings it again. */
-    if (code == REFIT_ERR_HOST_MEMORY) peer->has_manifest = false;
-    rft_transaction_blame(server, peer, code, reason);
-    if (late) rft_server_offer(server, peer, now);
+    fail_task(server, peer, code, reason, now);
 }
 
 /* A beat repeats the state that other messages reported, in case one of them was lost. */
@@ -1015,11 +1177,67 @@ static const answer_fn answers[RFT_MESSAGE_KINDS] = {
     [RFT_WANT] = answer_want,
 };
 
+static void answer_fetcher_bye(rft_server *server, rft_peer *peer, const rft_message *message,
+                               int64_t now)
+{
+    (void)message, (void)now;
+    lose(server, peer, REFIT_ERR_CLOSED, "it left");
+}
+
+static void answer_nothing(rft_server *server, rft_peer *peer, const rft_message *message,
+                           int64_t now)
+{
+    (void)server, (void)peer, (void)message, (void)now;
+}
+
+/* From a worker of rank 0 that fetches here. */
+static const answer_fn fetch_answers[RFT_MESSAGE_KINDS] = {
+    [RFT_PULL] = answer_fetch,
+    [RFT_RESEND] = answer_resend,
+    [RFT_BEAT] = answer_nothing,
+    [RFT_BYE] = answer_fetcher_bye,
+};
+
+static void answer_shard(rft_server *server, rft_peer *peer, const rft_message *message,
+                         int64_t now)
+{
+    (void)now;
+    rft_ranks_take_shard(server, peer, message);
+    server->regroup = true; /* workers may have waited for it */
+}
+
+static void answer_sums(rft_server *server, rft_peer *peer, const rft_message *message, int64_t now)
+{
+    (void)now;
+    refit_error why;
+    refit_status status = rft_ranks_take_sums(server, peer, message, &why);
+    if (status != REFIT_OK) break_off(server, peer, status, why.text);
+}
+
+static void answer_rank_failed(rft_server *server, rft_peer *peer, const rft_message *message,
+                               int64_t now)
+{
+    (void)now;
+    rft_ranks_take_failed(server, peer, message);
+}
+
+/* From another rank. */
+static const answer_fn rank_answers[RFT_MESSAGE_KINDS] = {
+    [RFT_SHARD] = answer_shard,  [RFT_SUMS] = answer_sums, [RFT_FAILED] = answer_rank_failed,
+    [RFT_BEAT] = answer_nothing, [RFT_BYE] = answer_bye,
+};
+
+static const answer_fn *answers_of(const rft_peer *peer)
+{
+    return peer->rank > 0 ? rank_answers : peer->fetches ? fetch_answers : answers;
+}
+
 static void answer_unknown_peer(rft_server *server, const rft_peer_id *from,
                                 const rft_message *message)
 {
     if (message->kind == RFT_BYE) return;
-    server->counts.refused += answers[message->kind] == NULL;
+    rft_message_kind kind = message->kind;
+    server->counts.refused += answers[kind] == NULL && rank_answers[kind] == NULL;
     rft_server_refuse(server, from, REFIT_ERR_STALE, false,
                       "this worker is not subscribed: say hello");
 }
@@ -1027,16 +1245,17 @@ static void answer_unknown_peer(rft_server *server, const rft_peer_id *from,
 static void answer_peer(rft_server *server, rft_peer *peer, const rft_message *message, int64_t now)
 {
     rft_message_kind kind = message->kind;
+    answer_fn answer = answers_of(peer)[kind];
     peer->heard = now;
-    if (answers[kind] == NULL) {
+    if (answer == NULL) {
         char reason[80];
         snprintf(reason, sizeof reason, "a worker never says %s", rft_message_kind_name(kind));
         break_off(server, peer, REFIT_ERR_PROTOCOL, reason);
         return;
     }
     bool early = kind != RFT_JOIN && kind != RFT_BEAT && kind != RFT_BYE;
-    if (early && !peer->subscribed) return;
-    answers[kind](server, peer, message, now);
+    if (early && answers_of(peer) == answers && !peer->subscribed) return;
+    answer(server, peer, message, now);
 }
 
 void rft_server_message(rft_server *server, const rft_peer_id *from, const rft_message *message,
@@ -1123,7 +1342,10 @@ static bool tick_peer(rft_server *server, rft_peer *peer, int64_t now)
     }
     if (peer->due == 0 || now < peer->due) return false;
     snprintf(reason, sizeof reason, "it had not %s version %" PRIu64 " in time",
-             peer->awaited ? "applied" : "staged", server->transaction.version);
+             peer->rank > 0  ? "written"
+             : peer->awaited ? "applied"
+                             : "staged",
+             server->transaction.version);
     rft_server_evict(server, peer, REFIT_ERR_TIMEOUT, reason);
     return true;
 }
@@ -1144,8 +1366,9 @@ void rft_server_tick(rft_server *server, int64_t now)
         i++;
     }
     for (uint32_t i = 0; now >= server->next_beat && i < server->peers.count; i++) {
-        server->regroup |= is_waiting(server, server->peers.live[i]);
-        if (server->peers.live[i]->subscribed) rft_server_send_beat(server, server->peers.live[i]);
+        rft_peer *peer = server->peers.live[i];
+        server->regroup |= is_waiting(server, peer);
+        if (peer->subscribed || peer->fetches || peer->rank > 0) rft_server_send_beat(server, peer);
     }
     if (now >= server->next_beat) {
         server->next_beat = rft_after_ms(now, server->config->broadcast_heartbeat_ms);
@@ -1170,11 +1393,19 @@ int64_t rft_server_tick_at(const rft_server *server)
 
 /* ---- Frames */
 
+/* Whether frames that are served now are those that the peer is to be sent. */
+static bool is_served(const rft_server *server, const rft_peer *peer)
+{
+    if (!rft_ranks_are_many(server)) return !peer->fetches;
+    const rft_version_digests *served = rft_store_served(server->store);
+    return peer->fetches && served != NULL && served->version == peer->task.version;
+}
+
 bool rft_server_wants_frames(const rft_server *server)
 {
     for (uint32_t i = 0; i < server->peers.count; i++) {
         rft_peer *peer = server->peers.live[i];
-        if (rft_peer_takes_frame(peer, server->store)) return true;
+        if (is_served(server, peer) && rft_peer_takes_frame(peer, server->store)) return true;
     }
     return false;
 }
@@ -1182,6 +1413,7 @@ bool rft_server_wants_frames(const rft_server *server)
 static rft_coding coding_for(const rft_server *server, const rft_peer *peer)
 {
     if (peer->task.base == 0) return RFT_CODING_WHOLE;
+    if (peer->fetches && peer->task.base != server->store->base) return RFT_CODING_WHOLE;
     if (!peer->delta) return RFT_CODING_SAME;
     bool packs = server->config->broadcast_compress != REFIT_COMPRESS_NONE && peer->zstd;
     return packs ? RFT_CODING_PACKED : RFT_CODING_SPARSE;
@@ -1193,6 +1425,7 @@ bool rft_server_next_frame(rft_server *server, rft_frame_order *out)
     for (uint32_t i = 0; i < server->peers.count; i++) {
         uint32_t at = (server->next_peer + i) % server->peers.count;
         rft_peer *peer = server->peers.live[at];
+        if (!is_served(server, peer)) continue;
         if (!rft_peer_next_frame(peer, server->store, &out->sequence, &out->again)) continue;
         server->next_peer = (at + 1) % server->peers.count;
         server->counts.resent += out->again;

@@ -5,17 +5,19 @@
  * the workers come out in `send_queue`, frames are picked one at a time, and the state can be read.
  * No socket, no clock, no thread: the lock of the server's owner guards all of it.
  *
- *     server.c ──► transaction.c ──► server_send.c
- *        └───────────────────────────────►┘
+ *     server.c ─────► transaction.c ──► ranks.c ──► server_send.c
+ *     rank_link.c ──►
  *
  * server.c has the workers and their messages, transaction.c one version from begin to its end (its
- * states are drawn there), server_send.c the messages to workers. Calls go along the arrows only.
+ * states are drawn there), ranks.c the other publishers of several, rank_link.c what rank 0 of them
+ * says, server_send.c the messages to workers. Calls go along the arrows only, also past others.
  */
 #ifndef RFT_SERVER_H
 #define RFT_SERVER_H
 
 #include "net/send_queue.h"
 #include "publisher/neighbors.h"
+#include "publisher/ranks.h"
 #include "store/frames.h"
 #include "store/gpu_store.h"
 #include "store/store.h"
@@ -39,6 +41,7 @@ typedef struct rft_transaction {
     int64_t began;      /* when the offers went out */
     int64_t decided;    /* when COMMIT went out */
     int64_t deadline;   /* of staging */
+    bool doomed;        /* a rank has failed with it: it is aborted once it is sealed */
     bool undecided;     /* its bytes are being brought to the host: nothing is decided meanwhile */
     refit_error result; /* status REFIT_OK: nothing has gone wrong so far */
 } rft_transaction;
@@ -70,13 +73,17 @@ typedef struct rft_server_counts {
     double commit_seconds;
 } rft_server_counts;
 
-typedef struct rft_server {
+typedef struct rft_server rft_server;
+
+struct rft_server {
     const refit_config *config; /* borrowed */
     rft_limits limits;
-    rft_allow_list *allow; /* borrowed; NULL: no keys are asked for */
-    uint64_t keys_edition; /* of allow, at the last look */
-    uint64_t epoch;
-    uint64_t proof;                     /* content of the probe segment */
+    rft_allow_list *allow;             /* borrowed; NULL: no keys are asked for */
+    uint64_t keys_edition;             /* of allow, at the last look */
+    uint64_t epoch;                    /* of rank 0, if this is another rank */
+    char endpoint[RFT_ENDPOINT_BYTES]; /* as bound */
+    char key[RFT_KEY_TEXT]; /* the public half of its own; empty: no keys are asked for */
+    uint64_t proof;         /* content of the probe segment */
     char probe[RFT_SEGMENT_NAME_BYTES]; /* empty: no shared memory */
     rft_store *store;                   /* borrowed; NULL before the first declaration */
     rft_gpu_store *gpu;                 /* borrowed; NULL: the publisher shows no GPU's memory */
@@ -85,6 +92,7 @@ typedef struct rft_server {
     uint32_t recent_next;
     rft_peers peers;
     rft_transaction transaction;
+    rft_ranks ranks;
     rft_send_queue send_queue;
     rft_cached_message manifest;  /* of the store, as the workers are told */
     rft_cached_message seal;      /* of the version served */
@@ -98,7 +106,7 @@ typedef struct rft_server {
     uint32_t next_peer;            /* is sent the next frame */
     char gone[RFT_SENTENCE_BYTES]; /* the worker that was lost or refused last since the last
                                       version began, and why */
-} rft_server;
+};
 
 void rft_server_init(rft_server *server, const refit_config *config, uint64_t epoch, int64_t now);
 /* Waits until `deadline` for the messages that the transport still holds. Returns the number of
@@ -223,6 +231,8 @@ void rft_transaction_blame(rft_server *server, rft_peer *peer, refit_status stat
                            const char *reason);
 /* The worker has staged the version: a member that had failed with it no longer counts as lost. */
 void rft_transaction_forgive(rft_server *server, rft_peer *peer);
+/* A rank has failed, or is gone: the version, if it is not decided, cannot be committed. */
+void rft_transaction_doom(rft_server *server, refit_status status, const char *reason);
 /* Decides or finishes the version if it can be: called at the end of every event. */
 void rft_transaction_evaluate(rft_server *server, int64_t now);
 

@@ -105,6 +105,7 @@ static void send_manifest(rft_server *server, rft_peer *peer, int64_t now)
         send_cached(server, peer, &server->manifest, &message, 0, &manifest->digest);
     peer->manifest = manifest->digest;
     peer->manifest_at = now;
+    peer->shards_edition = 0; /* shards are of the manifest that was sent last */
 }
 
 /* The tensors' digests, as they travel. */
@@ -252,6 +253,7 @@ static void send_offer(rft_server *server, rft_peer *peer, int64_t now)
     message.as.offer.manifest = store->manifest->digest;
     message.as.offer.bytes = store->manifest->payload_bytes;
     message.as.offer.frames = store->manifest->frame_count;
+    message.as.offer.ranks = server->ranks.count;
     message.as.offer.deadline_ms = offer_deadline(server, now);
     message.as.offer.lent = peer->task.path == REFIT_PATH_CUDA_IPC;
     message.as.offer.share = peer->task.share;
@@ -278,7 +280,9 @@ bool rft_server_offers_stand(const rft_server *server)
 
 static bool is_sealed(const rft_server *server)
 {
-    return server->transaction.state != RFT_TRANSACTION_WRITING;
+    rft_transaction_state state = server->transaction.state;
+    bool waits = rft_ranks_are_many(server) && !server->ranks.concluded; /* for other ranks */
+    return state != RFT_TRANSACTION_WRITING && !(state == RFT_TRANSACTION_STAGING && waits);
 }
 
 /* Finds the worker's role in the version, the receiver whose image it maps, and what it is sent of
@@ -329,6 +333,7 @@ void rft_server_offer(rft_server *server, rft_peer *peer, int64_t now)
     rft_neighbor_role role = RFT_NEIGHBOR_NONE;
     if (path == REFIT_PATH_SOCKET) {
         send_manifest(server, peer, now);
+        if (!rft_ranks_introduce(server, peer)) return; /* a rank is missing */
         if (!find_role(server, peer, digests->version, now, &role, &receiver)) {
             peer->task = (rft_task){0}; /* of an older version, about which it may still decide */
             return;

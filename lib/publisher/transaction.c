@@ -44,6 +44,10 @@ refit_status rft_transaction_prepare(rft_server *server, uint64_t *version, refi
     RFT_REFUSE_IF(transaction->state != RFT_TRANSACTION_IDLE, error, REFIT_ERR_STATE,
                   "version %" PRIu64 " is under way: commit or abort it first",
                   transaction->version);
+    RFT_REFUSE_IF(rft_ranks_are_many(server) && !server->ranks.complete, error, REFIT_ERR_PEER,
+                  "the ranks are not all there: %s",
+                  server->ranks.failure.status != REFIT_OK ? server->ranks.failure.text
+                                                           : "one has not joined again");
     uint64_t number = *version == 0 ? transaction->last + 1 : *version;
     RFT_REFUSE_IF(number == 0, error, REFIT_ERR_STALE,
                   "no number is left above %" PRIu64 ", the last one used: open another publisher, "
@@ -56,8 +60,10 @@ refit_status rft_transaction_prepare(rft_server *server, uint64_t *version, refi
     transaction->state = RFT_TRANSACTION_PREPARING;
     transaction->version = number;
     for (uint32_t i = 0; i < server->peers.count; i++) {
-        rft_server_drop_task(server, server->peers.live[i], REFIT_ERR_STALE,
-                             "a newer version begins");
+        rft_peer *peer = server->peers.live[i];
+        bool ahead =
+            peer->fetches && peer->task.version >= number; /* rank 0 has begun it already */
+        if (!ahead) rft_server_drop_task(server, peer, REFIT_ERR_STALE, "a newer version begins");
     }
     return REFIT_OK;
 }
@@ -88,6 +94,7 @@ void rft_transaction_begin(rft_server *server, int64_t now)
         .last = transaction->version,
         .began = now,
     };
+    rft_ranks_begin(server);
     server->counts.applied_last = 0;
     for (uint32_t i = 0; i < server->peers.count; i++) {
         rft_peer *peer = server->peers.live[i];
@@ -128,6 +135,19 @@ static bool any_awaited(const rft_server *server)
     return false;
 }
 
+/* The digests are known: workers can verify. */
+static void tell_seal(rft_server *server)
+{
+    const rft_transaction *transaction = &server->transaction;
+    rft_ranks_tell_seal(server);
+    for (uint32_t i = 0; i < server->peers.count; i++) {
+        rft_peer *peer = server->peers.live[i];
+        bool ours = peer->subscribed && peer->task.stage == RFT_STAGE_OFFERED &&
+                    peer->task.version == transaction->version;
+        if (ours) rft_server_send_seal(server, peer);
+    }
+}
+
 void rft_transaction_seal(rft_server *server, int64_t now)
 {
     rft_transaction *transaction = &server->transaction;
@@ -136,11 +156,23 @@ void rft_transaction_seal(rft_server *server, int64_t now)
     for (uint32_t i = 0; i < server->peers.count; i++) {
         rft_peer *peer = server->peers.live[i];
         if (peer->member && peer->status == REFIT_OK) peer->due = transaction->deadline;
-        if (peer->task.stage == RFT_STAGE_OFFERED && peer->task.version == transaction->version) {
-            rft_server_send_seal(server, peer);
-        }
     }
+    if (rft_ranks_are_many(server))
+        rft_ranks_seal(server, transaction->deadline);
+    else
+        tell_seal(server);
     rft_transaction_evaluate(server, now);
+}
+
+void rft_transaction_doom(rft_server *server, refit_status status, const char *reason)
+{
+    rft_transaction *transaction = &server->transaction;
+    bool open = transaction->state == RFT_TRANSACTION_WRITING ||
+                transaction->state == RFT_TRANSACTION_STAGING;
+    if (!open || transaction->doomed) return;
+    transaction->doomed = true;
+    (void)rft_fail(&transaction->result, status, "%s", reason);
+    rft_ranks_tell_abort(server, status, reason);
 }
 
 /* Whether the outcome of the version depends on the worker. */
@@ -249,6 +281,7 @@ static void commit_version(rft_server *server, int64_t now)
 {
     rft_transaction *transaction = &server->transaction;
     int64_t deadline = rft_after_ms(now, server->config->broadcast_commit_timeout_ms);
+    rft_ranks_tell_commit(server);
     rft_store_commit(server->store);
     if (server->gpu != NULL) rft_gpu_store_commit(server->gpu);
     server->current =
@@ -407,6 +440,8 @@ void rft_transaction_abort(rft_server *server, refit_status status, const char *
         if (peer->task.version == transaction->version)
             rft_server_drop_task(server, peer, status, reason);
     }
+    rft_ranks_tell_abort(server, status, reason);
+    if (rft_ranks_follows(server)) rft_rank_link_send_failed(server, status, reason);
 }
 
 /* No worker is waited for any more; returns how many were. */
@@ -447,8 +482,37 @@ static uint32_t needed(const rft_server *server)
                                                                 : server->config->broadcast_quorum;
 }
 
+static void abort_doomed(rft_server *server)
+{
+    char text[sizeof server->transaction.result.text];
+    rft_transaction *transaction = &server->transaction;
+    refit_status status = (refit_status)transaction->result.status;
+    rft_text_say(text, sizeof text, "%s", transaction->result.text);
+    (void)rft_fail(&transaction->result, status,
+                   "version %" PRIu64 " is aborted on all ranks: %s; workers keep the one before",
+                   transaction->version, text);
+    rft_transaction_abort(server, status, text);
+}
+
+/* Of one publisher of several. Whether workers' answers decide now. */
+static bool evaluate_ranks(rft_server *server, int64_t now)
+{
+    const rft_transaction *transaction = &server->transaction;
+    bool concluded = server->ranks.concluded;
+    if (rft_ranks_coordinates(server) && !concluded && rft_ranks_conclude(server))
+        tell_seal(server);
+    if (rft_ranks_follows(server) && server->ranks.link.decided == transaction->version) {
+        commit_version(server, now);
+    } else if (transaction->doomed) {
+        abort_doomed(server);
+    }
+    return transaction->state == RFT_TRANSACTION_STAGING && rft_ranks_coordinates(server) &&
+           server->ranks.concluded;
+}
+
 static void evaluate_staging(rft_server *server, int64_t now)
 {
+    if (rft_ranks_are_many(server) && !evaluate_ranks(server, now)) return;
     rft_transaction *transaction = &server->transaction;
     bool all = server->config->broadcast_commit == REFIT_COMMIT_ALL;
     uint32_t staged = members_staged(server);

@@ -163,7 +163,8 @@ static void check_peer(protocol_bench *bench, const rft_peer *peer)
                  peer->held.epoch != server->epoch || !peer->subscribed);
     FUZZ_REQUIRE((task->stage == RFT_STAGE_NONE) == (task->version == 0));
     FUZZ_REQUIRE(task->stage != RFT_STAGE_COMMITTING || task->version <= server->current.version);
-    FUZZ_REQUIRE(task->stage == RFT_STAGE_NONE || peer->subscribed);
+    FUZZ_REQUIRE(task->stage == RFT_STAGE_NONE || peer->subscribed || peer->fetches);
+    FUZZ_REQUIRE(!peer->subscribed || (peer->rank == 0 && !peer->fetches));
     FUZZ_REQUIRE(!peer->awaited ||
                  (server->transaction.state == RFT_TRANSACTION_COMMITTING && peer->member));
     if (bench->keys) check_name(bench, peer);
@@ -231,6 +232,7 @@ static unsigned next_states(rft_session_state from, uint32_t by)
     case RFT_WELCOME: return TO(JOINING) | TO(CONNECTING);
     case RFT_REFUSE:
     case RFT_BYE: return TO(CONNECTING);
+    case RFT_SHARD:
     case RFT_MANIFEST: return joined ? heard | TO(CONNECTING) : 0;
     case RFT_OFFER: return joined ? OFFERED : 0;
     case RFT_FRAME:

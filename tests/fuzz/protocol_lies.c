@@ -96,6 +96,9 @@ static void fill_hello(protocol_bench *bench, uint32_t *seed, rft_message *messa
     message->as.hello.delta = draw(seed, 2) == 0;
     message->as.hello.zstd = draw(seed, 2) == 0;
     message->as.hello.image = draw_place(bench, seed);
+    message->as.hello.shards = draw(seed, 4) == 0;
+    message->as.hello.fetches = draw(seed, 8) == 0;
+    message->as.hello.rank = draw(seed, 8) == 0 ? 1 + draw(seed, 3) : 0;
 }
 
 static void fill_welcome(protocol_bench *bench, uint32_t *seed, rft_message *message)
@@ -218,6 +221,27 @@ static rft_view draw_rows(uint32_t *seed)
     return (rft_view){list, (size_t)count * RFT_WANT_ENTRY_BYTES};
 }
 
+static void fill_shard(protocol_bench *bench, uint32_t *seed, rft_message *message)
+{
+    message->as.shard.epoch = draw_epoch(bench, seed);
+    message->as.shard.manifest = bench->store->manifest->digest;
+    if (draw(seed, 4) == 0) message->as.shard.manifest.bytes[2] ^= 1;
+    message->as.shard.rank = draw(seed, 4);
+    message->as.shard.ranks = 2 + draw(seed, 3);
+    message->as.shard.endpoint = draw_text(seed);
+    message->as.shard.rows = draw_rows(seed);
+}
+
+static void fill_sums(protocol_bench *bench, uint32_t *seed, rft_message *message)
+{
+    static const unsigned char sums[8 * (TENSORS_MOST + 1)], words[2 * RFT_WORD_BYTES];
+    uint32_t count =
+        draw(seed, 3) == 0 ? 1 + draw(seed, TENSORS_MOST + 1) : bench->store->manifest->originals;
+    message->as.sums.version = draw_version(bench, seed);
+    message->as.sums.tensors = (rft_view){sums, (size_t)8 * count};
+    message->as.sums.words = (rft_view){words, (size_t)RFT_WORD_BYTES * draw(seed, 3)};
+}
+
 static void fill(protocol_bench *bench, uint32_t *seed, rft_message *message)
 {
     switch (message->kind) {
@@ -236,6 +260,9 @@ static void fill(protocol_bench *bench, uint32_t *seed, rft_message *message)
         message->as.pull.credits = 1 + draw(seed, 8);
         message->as.pull.image = draw_image(bench, seed);
         if (bench->neighbors) message->as.pull.have = (rft_view){nothing, draw(seed, 3)};
+        if (draw(seed, 4) == 0) message->as.pull.rows = draw_rows(seed);
+        if (draw(seed, 4) == 0)
+            message->as.pull.manifest = (rft_view){bench->store->manifest->digest.bytes, 16};
         break;
     case RFT_FRAME: fill_frame(bench, seed, message); break;
     case RFT_RESEND: fill_resend(bench, seed, message); break;
@@ -263,6 +290,8 @@ static void fill(protocol_bench *bench, uint32_t *seed, rft_message *message)
         message->as.want.manifest = bench->store->manifest->digest;
         message->as.want.rows = draw_rows(seed);
         break;
+    case RFT_SHARD: fill_shard(bench, seed, message); break;
+    case RFT_SUMS: fill_sums(bench, seed, message); break;
     case RFT_SEAL: fill_seal(bench, seed, message); break;
     case RFT_STAGED:
     case RFT_COMMITTED:

@@ -161,6 +161,66 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_declare(refit_publisher 
                                                                 const refit_tensor *tensors,
                                                                 uint32_t count, refit_error *error);
 
+#define REFIT_TO_THE_END UINT64_MAX
+
+/* A part of a tensor: what a worker takes of each version, or what one of several publishers has.
+ */
+typedef struct refit_selection {
+    size_t size;                    /* sizeof(refit_selection), set by the caller */
+    const char *name;               /* of a tensor; with '*' at its end, of all that begin so */
+    uint32_t rank;                  /* dimensions that follow: those after them are whole */
+    uint64_t first[REFIT_RANK_MAX]; /* the first index in each */
+    uint64_t shape[REFIT_RANK_MAX]; /* how many from there, not 0; or REFIT_TO_THE_END */
+} refit_selection;
+
+/* What one of several publishers has of the tensors. */
+typedef struct refit_shards {
+    size_t size;                 /* sizeof(refit_shards), set by the caller */
+    const char *coordinator;     /* endpoint of rank 0's publisher; not looked at there */
+    uint32_t rank;               /* of this publisher; 0 coordinates */
+    uint32_t ranks;              /* how many there are; 1: it has all of the tensors again */
+    const refit_selection *list; /* its parts: one a tensor at most */
+    uint32_t count;              /* 0: it has none */
+} refit_shards;
+
+/*
+ * Makes this publisher one of several, each of which serves the shard that its rank of a trainer
+ * has: nothing is gathered. Workers subscribe to rank 0, receive each part from the rank that has
+ * it, and see whole tensors in one version, as from a single publisher. Called on every rank, after
+ * all of them have declared all tensors, with names and shapes of the whole; the lists are copied.
+ * The parts of all ranks are each tensor exactly: of replicas one rank has a part, and the others
+ * have not. From then on a rank writes its parts alone: memory has the bytes of the part, in the
+ * order of its rows, and refit_publisher_begin of another rank than 0 waits until rank 0 has begun.
+ *
+ * Rank 0 decides about a version for all: the others' refit_publisher_commit returns what it has
+ * decided. A rank that fails, aborts, or is lost ends the version on all ranks, whatever
+ * broadcast.commit says. Another rank's refit_publisher_cancel ends its wait in commit, and nothing
+ * else. A rank whose connection was lost joins again by itself; one that was started anew is not
+ * known, and every rank calls this once more.
+ *
+ * Another rank looks for rank 0 by its own configuration, and workers find it at
+ * refit_publisher_endpoint: bind an address that they can reach, and no wildcard. With keys all
+ * ranks have the same security.key, whose public half is their security.server_key and is in
+ * security.allow. Versions go over sockets: into one image a host, but from no shared memory and
+ * no GPU's. Memory is taken for the shard. Another list of refit_publisher_declare ends it, and so
+ * does this call with one rank alone. Between versions only. Blocks until all ranks have called it,
+ * at most `timeout_ms`.
+ *
+ * Errors:
+ * - REFIT_ERR_INVALID: parts that are missing, or that two ranks have: the sentence names a tensor
+ *   and the ranks; also on the other ranks. A part that is not within its tensor; no such tensor;
+ *   another broadcast.frame_bytes than at rank 0
+ * - REFIT_ERR_TIMEOUT: the sentence says which ranks are missing, or what rank 0 has answered last
+ * - REFIT_ERR_STATE: nothing is declared, or a version is under way
+ * - REFIT_ERR_PEER: rank 0 was lost while this rank waited
+ * - REFIT_ERR_UNSUPPORTED: broadcast.gpu is require
+ * - REFIT_ERR_SECURITY, REFIT_ERR_CANCELLED, REFIT_ERR_HOST_MEMORY
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_shard(refit_publisher *publisher,
+                                                              const refit_shards *shards,
+                                                              uint32_t timeout_ms,
+                                                              refit_error *error);
+
 /*
  * Says what commits wait for from now on, in place of broadcast.wait. Workers switch to the newest
  * committed version when they ask for the next one, and none of them ever sees a part of one; what
@@ -435,17 +495,6 @@ REFIT_API void refit_subscriber_close(refit_subscriber *subscriber);
 REFIT_API REFIT_MUST_CHECK refit_status refit_subscriber_use_device(refit_subscriber *subscriber,
                                                                     refit_device *device,
                                                                     refit_error *error);
-
-#define REFIT_TO_THE_END UINT64_MAX
-
-/* A part of each version that a worker takes. */
-typedef struct refit_selection {
-    size_t size;                    /* sizeof(refit_selection), set by the caller */
-    const char *name;               /* of a tensor; with '*' at its end, of all that begin so */
-    uint32_t rank;                  /* dimensions that follow: those after them are whole */
-    uint64_t first[REFIT_RANK_MAX]; /* the first index in each */
-    uint64_t shape[REFIT_RANK_MAX]; /* how many from there, not 0; or REFIT_TO_THE_END */
-} refit_selection;
 
 /*
  * Takes only these parts of each version from now on: where versions come over a socket nothing
