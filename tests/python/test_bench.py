@@ -23,6 +23,7 @@ from refit.bench import (
     overhead,
     picture,
     scale,
+    scale_publishers,
     states,
     steps,
     table,
@@ -213,6 +214,14 @@ def test_a_host_receives_once_whatever_its_workers() -> None:
     assert "hosts" in table.scale(result)
 
 
+def test_each_of_several_publishers_sends_its_share() -> None:
+    result = scale_publishers.measure(TINY, rounds=2, counts=(1, 2), rate=None)
+    sent = {row["publishers"]: (row["sent_least"], row["sent_most"]) for row in result["ways"]}
+    assert sent[1] == pytest.approx((1, 1), rel=0.05)
+    assert sent[2] == pytest.approx((0.5, 0.5), rel=0.05)
+    assert "0.50" in table.scale_publishers(result)
+
+
 @pytest.mark.slow
 def test_every_way_reaches_every_worker() -> None:
     result = weights.measure(TINY, rounds=2, counts=(1, 2))
@@ -368,7 +377,8 @@ def test_the_command_writes_a_table_and_json(
         (["nothing"], "there is no part 'nothing': say offload, "),
         (["offload", "picture"], "picture goes by itself"),
         (["--rounds", "0"], "0 is not above 0"),
-        (["--workers", "0"], "is not a list of 1 to 64 workers"),
+        (["--workers", "0"], "is not a list of numbers from 1 to 64"),
+        (["scale", "--link", "1gbit"], "--link is of --publishers"),
         (["--parameters", "nan"], "nan is not above 0"),
         (["--json", "no/such/folder/figures.json"], "there is no directory"),
         (["host_step", "--lines"], "--lines is of --json"),

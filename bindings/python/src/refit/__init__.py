@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from refit.weights.parts import Part, Parts
     from refit.weights.publisher import Publisher
     from refit.weights.record import record
+    from refit.weights.shards import Shard, ShardedWeights, sharded_weights
     from refit.weights.subscriber import Subscriber, SubscriberInfo
     from refit.weights.transaction import Transaction
     from refit.weights.update import Update
@@ -102,6 +103,8 @@ __all__ = [
     "RawTensor",
     "RefitError",
     "SecurityError",
+    "Shard",
+    "ShardedWeights",
     "Snapshot",
     "StaleError",
     "StateError",
@@ -122,6 +125,7 @@ __all__ = [
     "mem_pool",
     "named_weights",
     "record",
+    "sharded_weights",
 ]
 
 # Where the other public names are. They are imported when they are first asked for, so that what
@@ -143,6 +147,8 @@ _PLACES = {
     "Part": "refit.weights.parts",
     "Parts": "refit.weights.parts",
     "Publisher": "refit.weights.publisher",
+    "Shard": "refit.weights.shards",
+    "ShardedWeights": "refit.weights.shards",
     "Snapshot": "refit.weights.archive",
     "Subscriber": "refit.weights.subscriber",
     "SubscriberInfo": "refit.weights.subscriber",
@@ -159,6 +165,7 @@ _PLACES = {
     "mem_pool": "refit.memory_pool",
     "named_weights": "refit.weights.named_weights",
     "record": "refit.weights.record",
+    "sharded_weights": "refit.weights.shards",
 }
 
 

@@ -413,6 +413,29 @@ class refit_tensor(Structure):
     ]
 
 
+class refit_selection(Structure):
+    __slots__ = ()
+    _fields_ = [
+        ("size", c_size_t),
+        ("name", c_char_p),
+        ("rank", c_uint32),
+        ("first", c_uint64 * 8),
+        ("shape", c_uint64 * 8),
+    ]
+
+
+class refit_shards(Structure):
+    __slots__ = ()
+    _fields_ = [
+        ("size", c_size_t),
+        ("coordinator", c_char_p),
+        ("rank", c_uint32),
+        ("ranks", c_uint32),
+        ("list", POINTER(refit_selection)),
+        ("count", c_uint32),
+    ]
+
+
 class refit_weight(Structure):
     __slots__ = ()
     _fields_ = [
@@ -434,17 +457,6 @@ class refit_worker_info(Structure):
         ("committed", c_uint8),
         ("status", c_int),
         ("reason", c_char * 160),
-    ]
-
-
-class refit_selection(Structure):
-    __slots__ = ()
-    _fields_ = [
-        ("size", c_size_t),
-        ("name", c_char_p),
-        ("rank", c_uint32),
-        ("first", c_uint64 * 8),
-        ("shape", c_uint64 * 8),
     ]
 
 
@@ -859,6 +871,12 @@ PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
     "refit_publisher_declare": (c_int, [
         c_void_p,
         POINTER(refit_tensor),
+        c_uint32,
+        POINTER(refit_error),
+    ]),
+    "refit_publisher_shard": (c_int, [
+        c_void_p,
+        POINTER(refit_shards),
         c_uint32,
         POINTER(refit_error),
     ]),

@@ -9,6 +9,7 @@ It knows nothing of weights; what the ranks compare is text.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch.distributed as dist
 
@@ -17,13 +18,14 @@ from refit.errors import PeerError
 
 @dataclass(frozen=True)
 class Standing:
-    """The message of one rank to the others: its place, its details, its error, and the version
-    that the workers have, if this rank knows it."""
+    """The message of one rank to the others: its place, its details, its error, the version that
+    the workers have, if this rank knows it, and what else it says."""
 
     place: str
     detail: str
     error: str | None
     version: int | None
+    said: Any = None
 
 
 class LockstepError(PeerError):
@@ -63,18 +65,29 @@ def agree(
     A collective: it blocks for the others, at most the process group's timeout. LockstepError on
     all ranks if any failed, this one included, or differs. Does nothing where there are no ranks.
     """
-    mine = Standing(place, detail, error, version)
+    standings = _exchanged(group, Standing(place, detail, error, version))
+    return next((one.version for one in standings if one.version is not None), None)
+
+
+def exchange(
+    group: dist.ProcessGroup | None, place: str, said: Any, *, detail: str = ""
+) -> list[Any]:
+    """What each rank says, by rank: anything that can be pickled. As ``agree``."""
+    return [one.said for one in _exchanged(group, Standing(place, detail, None, None, said))]
+
+
+def _exchanged(group: dist.ProcessGroup | None, mine: Standing) -> list[Standing]:
     standings = [mine]
     if are_many(group):
         standings = [mine] * dist.get_world_size(group)
         dist.all_gather_object(standings, mine, group=group)
-    known = next((one.version for one in standings if one.version is not None), None)
     refusal = _failures(standings) or _differences(mine, standings)
     if refusal:
         failed = LockstepError(refusal)
-        failed.version = known
+        known = (one.version for one in standings if one.version is not None)
+        failed.version = next(known, None)
         raise failed
-    return known
+    return standings
 
 
 def _failures(standings: list[Standing]) -> str:

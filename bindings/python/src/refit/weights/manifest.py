@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from refit._c import abi, dtypes
 from refit.errors import InvalidError, NotFoundError
+from refit.weights.boxes import Box, Cut, box_of
 from refit.weights.source import RawTensor, Weight, marks_of, weight_named
 from refit.weights.ties import Ties
 
@@ -213,15 +214,33 @@ def _spec_of_alias(name: str, alias: Alias, known: Mapping[str, TensorSpec]) -> 
 
 
 class Declared:
-    """The tensors that versions have, as they were declared."""
+    """The tensors that versions have, as they were declared; and, where several publishers have
+    them, the boxes of this one by name."""
 
-    def __init__(self, specs: tuple[TensorSpec, ...]) -> None:
+    def __init__(
+        self, specs: tuple[TensorSpec, ...], boxes: Mapping[str, Box] | None = None
+    ) -> None:
         self.specs = specs
+        self.boxes = boxes
         self._index = {spec.name: i for i, spec in enumerate(specs)}
 
+    def sharded(self, parts: Mapping[str, Cut]) -> "Declared":
+        """The same, of which one of several publishers has these parts. InvalidError: a part is
+        not within its tensor, or one that is tied has another than what it is tied to;
+        NotFoundError: a name was not declared."""
+        boxes: dict[str, Box] = {}
+        for name, cut in parts.items():
+            if name not in self._index:
+                raise NotFoundError(f"{name!r} was not declared: declare the tensors before")
+            spec = self.specs[self._index[name]]
+            box = box_of(name, cut, spec.shape)
+            if boxes.setdefault(spec.alias_of or name, box) != box:
+                raise InvalidError(f"{name} is tied to {spec.alias_of}: their parts must be equal")
+        return Declared(self.specs, {name: box for name, box in boxes.items() if box.numel})
+
     def match(self, name: str, tensor: Any) -> tuple[int, Weight | None]:
-        """Which tensor it is, and its bytes; None for an ``Alias``. InvalidError, NotFoundError,
-        UnsupportedError."""
+        """Which tensor it is, and its bytes; None for an ``Alias``, and for nothing where this
+        publisher has nothing. InvalidError, NotFoundError, UnsupportedError."""
         index = self._index.get(name)
         if index is None:
             raise NotFoundError(f"{name!r} was not declared: declare the tensors again")
@@ -231,10 +250,31 @@ class Declared:
                 raise InvalidError(f"{name} was declared with bytes of its own, not as tied")
             return index, None
         weight = weight_named(name, tensor)
+        if self.boxes is not None:
+            return self._match_part(index, spec, weight)
         if weight.shape != spec.shape or weight.dtype.name != spec.dtype:
             raise InvalidError(
                 f"{name} is {weight.dtype.name} {list(weight.shape)}, but was declared as "
                 f"{spec.dtype} {list(spec.shape)}: declare the tensors again"
+            )
+        return index, weight
+
+    def _match_part(
+        self, index: int, spec: TensorSpec, weight: Weight
+    ) -> tuple[int, Weight | None]:
+        box = (self.boxes or {}).get(spec.alias_of or spec.name)
+        if box is None and weight.nbytes == 0:
+            return index, None
+        if box is None:
+            raise InvalidError(
+                f"{spec.name}: this rank has no part of it, as publisher.shard was told: leave it "
+                "out, or say which part it has"
+            )
+        if weight.shape != box.shape or weight.dtype.name != spec.dtype:
+            raise InvalidError(
+                f"{spec.name} is {weight.dtype.name} {list(weight.shape)}, but this rank's part of "
+                f"it is {spec.dtype} {list(box.shape)}: give that part, or call publisher.shard "
+                "again"
             )
         return index, weight
 

@@ -8,6 +8,7 @@
 - DTensors are gathered, one at a time, on all ranks in the same order; so are the parameters of
   DeepSpeed's ZeRO 3, as many at a time as have 64 MiB. Only the root rank yields
   them. A consumer that stops early makes no other rank wait: the rest is gathered all the same.
+  Where every rank has a publisher, nothing is gathered: ``shards`` are what a rank has.
 - The dtype on the wire is said by the caller: fp32 masters can be published as bf16 while routers
   and norms keep theirs.
 - Buffers that a checkpoint has are included; the others on request.
@@ -37,6 +38,7 @@ from refit.weights.checkpoint_names import Piece
 from refit.weights.layers import Found, walk_weights
 from refit.weights.manifest import TensorSpec
 from refit.weights.merged import MergedLayer
+from refit.weights.shards import PlannedShards, Shard, local_part, piece_of
 from refit.weights.source import lacks_memory, layout_of
 from refit.weights.target import fingerprint_of, tensors_of
 from refit.weights.ties import Ties
@@ -108,6 +110,24 @@ class PlannedWeight(NamedTuple):
         if made or self.tensor.dtype != self.dtype:
             return False
         return self.piece is None or self.tensor.is_contiguous()
+
+    def shard(self) -> Shard | None:
+        """What this rank has of it, as it lies there; None for nothing. UnsupportedError."""
+        try:
+            if self.merged is not None:
+                raise UnsupportedError("its adapter is merged into all of it")
+            if self.is_divided:
+                raise UnsupportedError("ZeRO 3 of DeepSpeed has divided it into flat parts")
+            found = local_part(self.tensor)
+            if found is not None and self.piece is not None:
+                found = piece_of(*found, shape_of(self.tensor), self.piece)
+        except UnsupportedError as why:
+            raise UnsupportedError(
+                f'"{self.name}" cannot be published in shards: {why.text}'
+            ) from None
+        if found is None or found[1].numel == 0:
+            return None
+        return Shard(self.name, found[0], found[1].packed(dtypes.of_torch(self.dtype).pack))
 
     def gather(self) -> torch.Tensor:
         """All of it, in the type that it has; on all ranks, where it is sharded."""
@@ -271,6 +291,7 @@ class NamedWeights:
         root: int | None,
         group: ProcessGroup | None,
         lora: Lora | None,
+        gather: bool | None,
     ) -> None:
         self._model = model
         self._dtype = dtype
@@ -279,6 +300,7 @@ class NamedWeights:
         self._buffers = buffers
         self._root = root
         self._lora = lora
+        self._gather = gather
         self.group = group
 
     @property
@@ -290,6 +312,48 @@ class NamedWeights:
     def yields_here(self) -> bool:
         """Whether this rank gets to see the tensors; if not, it only helps to gather them."""
         return self._is_root or not self.collective
+
+    @property
+    def divides(self) -> bool:
+        """Whether the ranks publish it together, each what it has, if each has a publisher."""
+        if self._gather is True or self._root is None or not lockstep.are_many(self.group):
+            return False
+        return self._gather is False or is_sharded(self._model)
+
+    @property
+    def must_divide(self) -> bool:
+        """Whether it must not be gathered."""
+        return self._gather is False
+
+    @property
+    def root(self) -> int:
+        """The rank that coordinates."""
+        return self._root or 0
+
+    def shards(self) -> Iterator[Shard]:
+        """What this rank has of each weight that is not tied to another: its name, a tensor with
+        the elements, in the type that it travels in, and their box. Weights that are not sharded
+        are there whole, on each rank. Gathers nothing. UnsupportedError names a weight of which a
+        rank has no box."""
+        planned = self.planned_shards()
+        if planned.why_not is not None:
+            raise UnsupportedError(planned.why_not)
+        for name, tensor in planned:
+            if name in planned.shards:
+                yield planned.shards[name]._replace(tensor=tensor)
+
+    def planned_shards(self) -> PlannedShards:
+        """The same, for all ranks to agree who sends what. Raises what iterating raises."""
+        plan = _ordered(self._plan())
+        shards: dict[str, Shard] = {}
+        why_not = None
+        try:
+            found = (one.shard() for one in plan if one.tie is None)
+            shards = {one.name: one for one in found if one is not None}
+        except UnsupportedError as why:
+            why_not = why.text
+        casts = {one.name: one.dtype for one in plan}
+        return PlannedShards([one.spec for one in plan], shards, casts, alike=True, why_not=why_not)
 
     @property
     def _is_root(self) -> bool:
@@ -324,6 +388,11 @@ class NamedWeights:
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         if self.collective:
+            if self._gather is False:
+                raise UnsupportedError(
+                    "gather=False: no rank gets all of these weights; send them with "
+                    "refit.Transaction and a publisher on every rank, or iterate shards()"
+                )
             return self._iterate_together()
         return iter(PlannedWeights(_ordered(self._plan())))
 
@@ -455,6 +524,7 @@ def named_weights(
     root: int | None = 0,
     group: ProcessGroup | None = None,
     lora: Lora | None = None,
+    gather: bool | None = None,
 ) -> NamedWeights:
     """The weights of `model` as (Hugging Face name, tensor), each name once; borrows the model.
 
@@ -475,9 +545,14 @@ def named_weights(
     (``base_model.model.<module>.lora_A.weight``). None: adapters must be merged already.
 
     Sharded models (DTensors, ZeRO 3 of DeepSpeed): all ranks of `group` iterate, and only `root`
-    yields (None: all do). Raises while iterated: UnsupportedError (a wrapper or tensor type that
-    has no plain bytes, an adapter that cannot be merged so), StateError (a weight that has no
-    memory now), NotFoundError, InvalidError (two under one name), and on all ranks alike
+    yields (None: all do). `gather` is for ``refit.Transaction``. None: if every rank has a
+    publisher, each publishes the shards that it holds, with that of `root` as coordinator, and
+    nothing is gathered; what cannot be cut into boxes is gathered, as everything is if `root` alone
+    has a publisher. True: it is gathered in any case. False: never, which is an error where it
+    must be; the replicas of a model that is not sharded share the work then. Raises while
+    iterated: UnsupportedError (a wrapper or tensor type that has no plain bytes, an adapter that
+    cannot be merged so), StateError (a weight that has no memory now), NotFoundError, InvalidError
+    (two under one name), and on all ranks alike
     ``refit.weights.lockstep.LockstepError``. Does not block.
     """
     if not isinstance(model, nn.Module):
@@ -492,7 +567,9 @@ def named_weights(
         raise InvalidError(
             f"weights cannot be cast to {dtype} here: its values need a scale that belongs to them"
         )
-    return NamedWeights(model, dtype, keep, names, buffers, root, group, lora)
+    if gather is False and root is None:
+        raise InvalidError("root=None gives all weights to all ranks, which gather=False rules out")
+    return NamedWeights(model, dtype, keep, names, buffers, root, group, lora, gather)
 
 
 def is_sharded(model: nn.Module) -> bool:

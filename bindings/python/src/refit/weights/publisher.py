@@ -15,7 +15,7 @@ import operator
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Final, Literal, TypeAlias
 
@@ -28,6 +28,7 @@ from refit._c.library import call, encoded, lib
 from refit._c.waiting import wait_in_slices
 from refit.errors import InvalidError, NotFoundError, RefitError, StateError
 from refit.weights import manifest
+from refit.weights.boxes import Box, Cut, selections_of
 from refit.weights.manifest import Declared, Tensors, TensorSpec, is_settled
 from refit.weights.worker import Worker, worker_of
 from refit.weights.writer import PublisherCalls, Writer, settled
@@ -72,6 +73,7 @@ class Publisher(Handle):
         self._call_lock = CallLock("Publisher")
         self._guard = threading.RLock()
         self._declared: Declared | None = None
+        self._rank = 0
         self._collector = manifest.Collector()
         self._writer = Writer()
         self._ends = False
@@ -186,7 +188,7 @@ class Publisher(Handle):
                 raise
             finally:
                 self._writer.forget()
-            return number
+            return self._learned(number)
 
     # ---- Its steps
 
@@ -201,6 +203,90 @@ class Publisher(Handle):
         """
         with self._call_lock, PublisherCalls(self._live) as calls:
             self._declare(calls, manifest.specs_of(tensors))
+
+    def shard(
+        self,
+        coordinator: str,
+        rank: int,
+        ranks: int,
+        parts: Mapping[str, Cut],
+        timeout: float | None = None,
+    ) -> None:
+        """Says which part of the declared tensors this publisher has, as rank ``rank`` of
+        ``ranks`` publishers that publish together: nothing is gathered.
+
+        Every rank has declared the same tensors, with the shapes of all of them, and calls this.
+        ``coordinator`` is the endpoint of rank 0's publisher, which workers subscribe to; rank 0
+        itself does not look at it. The others' must be ones that workers reach, and no wildcards;
+        with keys all ranks have the same. ``parts``: of each tensor that this rank has something
+        of, None for all of it, or slices, or (first, length), of its first dimensions. From then on
+        ``write``, ``write_all``, ``lend_all`` and ``publish`` take the parts, as tensors of their
+        own; what this rank has nothing of is left out. Rank 0 decides when a version begins and
+        whether it is committed: ``begin`` of another rank waits for rank 0's, with the number that
+        rank 0 takes (StaleError) or None for whichever, and its ``commit`` tells what was decided
+        (PeerError: aborted, or a rank was lost). ``abort`` of any rank drops it on all. A later
+        declaration of other tensors ends it, as ``unshard`` does; ``refit.Transaction`` does all of
+        this by itself.
+        Versions travel through sockets then, not through shared memory or a GPU's.
+
+        Between versions. Blocks until all ranks have called it, at most ``timeout`` seconds (None:
+        broadcast.stage_timeout_ms). Raises DeadlineError (names the ranks that are missing),
+        InvalidError (parts that are not within their tensors, or on any rank parts that overlap or
+        leave a hole), NotFoundError (a name that was not declared), StateError (nothing declared,
+        or a version is under way), UnsupportedError (broadcast.gpu is "require"),
+        SecurityError, PeerError, CancelledError.
+        """
+        if self._declared is None:
+            raise StateError("no tensors are declared: call publisher.declare before shard")
+        if not 2 <= ranks < 2**32 or not 0 <= rank < ranks:
+            raise InvalidError(
+                f"rank {rank} of {ranks}: ranks count from 0, and there are 2 or more"
+            )
+        seconds = self._begin_s if timeout is None else timeout
+        if not 0 <= seconds * 1000 < 2**32:
+            raise InvalidError(f"a timeout of {seconds} s: give seconds, 0 or more, or None")
+        with self._call_lock, PublisherCalls(self._live) as calls:
+            pointer, declared = self._live, self._declared.sharded(parts)
+            boxes = declared.boxes or {}
+            raw = abi.refit_shards(
+                size=ctypes.sizeof(abi.refit_shards),
+                coordinator=encoded(coordinator, "an endpoint") if rank else None,
+                rank=rank,
+                ranks=ranks,
+                list=selections_of(boxes),
+                count=len(boxes),
+            )
+            before, self._declared = self._declared, None  # as in _declare
+            try:
+                calls.run_cancellably(
+                    lambda: call(
+                        lib.refit_publisher_shard, pointer, ctypes.byref(raw), int(seconds * 1000)
+                    )
+                )
+            except RefitError:
+                self._declared = before
+                raise
+            self._declared, self._rank = declared, rank
+
+    def unshard(self) -> None:
+        """Ends what ``shard`` has begun: this publisher has all of the declared tensors again.
+
+        The other ranks cannot publish then until all have called ``shard`` once more. Does nothing
+        where ``shards`` is None. Between versions. Raises what ``declare`` raises.
+        """
+        with self._call_lock, PublisherCalls(self._live) as calls:
+            self._unshard(calls)
+
+    def _unshard(self, calls: PublisherCalls) -> None:
+        if self._declared is None or self._declared.boxes is None:
+            return
+        pointer, specs = self._live, self._declared.specs
+        alone = abi.refit_shards(size=ctypes.sizeof(abi.refit_shards), ranks=1)
+        self._declared = None  # as in _declare
+        calls.run_cancellably(
+            lambda: call(lib.refit_publisher_shard, pointer, ctypes.byref(alone), 0)
+        )
+        self._declared = Declared(specs)
 
     def wait_workers(self, count: int, timeout: float | None = None) -> None:
         """Waits until ``count`` workers are subscribed.
@@ -284,6 +370,7 @@ class Publisher(Handle):
                 self._writer.forget()
                 raise
             self._writer.forget()
+            self._learned(0)
 
     def cancel(self) -> None:
         """Ends the wait of another thread in this publisher, or else the next one: CancelledError.
@@ -317,6 +404,17 @@ class Publisher(Handle):
     def declared(self) -> tuple[TensorSpec, ...]:
         """The tensors that a version has now."""
         return () if self._declared is None else self._declared.specs
+
+    @property
+    def shards(self) -> Mapping[str, Box] | None:
+        """The boxes that this publisher has of the declared tensors, by name, after ``shard``;
+        None: it has all of them."""
+        return None if self._declared is None else self._declared.boxes
+
+    @property
+    def next_version(self) -> int:
+        """The number that ``begin`` takes if it is given none."""
+        return self._last + 1
 
     def workers(self) -> list[Worker]:
         """The subscribed workers and those of the last version that are joining again, then
@@ -376,9 +474,11 @@ class Publisher(Handle):
     def _begin(self, calls: PublisherCalls, version: int | None, wait: Wait | None) -> int:
         """Begins it; nothing has begun if that fails. None: the next number. InvalidError."""
         self._find_device(current_cuda())
-        pointer, number = self._live, _number(version) or self._last + 1
+        pointer, number = self._live, _number(version)
+        if number == 0 and not self._follows:
+            number = self._last + 1
         self._wait_until(calls, wait or self._configured_wait)
-        before, self._last = self._last, number
+        before, self._last = self._last, max(self._last, number)
         try:
             calls.run_cancellably(lambda: call(lib.refit_publisher_begin, pointer, number))
             self._writer.forget()
@@ -390,6 +490,19 @@ class Publisher(Handle):
                 self._last = before
             raise
         return number
+
+    def _learned(self, number: int) -> int:
+        """The number of the version that was committed, where rank 0 has chosen it."""
+        if number or not self._follows:
+            return number
+        version = int(lib.refit_publisher_version(self._live))
+        self._last = max(self._last, version)
+        return version
+
+    @property
+    def _follows(self) -> bool:
+        """Whether another rank's publisher chooses the versions."""
+        return self._rank > 0 and self.shards is not None
 
     def _wait_until(self, calls: PublisherCalls, wait: Wait) -> None:
         """Says for what commits wait from now on. Waits for a version that may not be over."""
@@ -403,6 +516,10 @@ class Publisher(Handle):
 
     def _prepare(self, calls: PublisherCalls, weights: Tensors) -> Callable[[PublisherCalls], None]:
         """Declares what there is; gives what writes it."""
+        if self.shards is not None and not callable(getattr(weights, "manifest", None)):
+            settles = is_settled(weights)
+            return lambda calls: self._write_by(calls, weights, together=settles, lend=True)
+        self._unshard(calls)
         found = self._collector.known(weights)
         if found is None:
             given, together = manifest.planned(weights), is_settled(weights)

@@ -37,6 +37,7 @@ from refit.errors import (
     StateError,
 )
 from refit.weights.bound import Bound
+from refit.weights.boxes import selections, slices_of
 from refit.weights.update import Current, Selected, Update
 from refit.weights.worker import PATHS
 
@@ -63,20 +64,6 @@ class SubscriberInfo:
 
 Parts = Mapping[str, Sequence[slice] | None] | Iterable[str]
 """Names of tensors, and slices of their first dimensions."""
-
-
-def _slices(name: str, given: Any) -> tuple[slice, ...]:
-    """Checked: ranges of indexes that C takes."""
-    cut = tuple(given) if isinstance(given, Sequence) else (given,)
-    if len(cut) > abi.REFIT_RANK_MAX:
-        raise InvalidError(f"{name} has at most {abi.REFIT_RANK_MAX} dimensions")
-    for one in cut:
-        if not isinstance(one, slice) or one.step not in (None, 1):
-            raise InvalidError(f"{name}: {one!r} is not a slice with step 1")
-        start, stop = one.start or 0, one.stop
-        if start < 0 or (stop is not None and not start < stop < 1 << 63):
-            raise InvalidError(f"{name}: {one} is not a range of indexes from 0")
-    return cut
 
 
 class Subscriber(Handle):
@@ -159,20 +146,14 @@ class Subscriber(Handle):
         if isinstance(parts, str):
             raise InvalidError(f"parts is the text {parts!r}: give a list of names, or a mapping")
         chosen = parts if isinstance(parts, Mapping) else dict.fromkeys(parts)
-        raw = (abi.refit_selection * len(chosen))()
         slices: dict[str, tuple[slice, ...]] = {}
-        for one, (name, cut) in zip(raw, chosen.items(), strict=True):
-            one.size, one.name = ctypes.sizeof(one), encoded(name, "the name of a part")
+        for name, cut in chosen.items():
             if cut is None:
                 continue
             if name.endswith("*"):
                 raise InvalidError(f"{name} stands for several tensors: slices are of one")
-            slices[name] = _slices(name, cut)
-            one.rank = len(slices[name])
-            for index, it in enumerate(slices[name]):
-                one.first[index] = it.start or 0
-                to_end = it.stop is None
-                one.shape[index] = abi.REFIT_TO_THE_END if to_end else it.stop - one.first[index]
+            slices[name] = slices_of(name, cut)
+        raw = selections(chosen.keys(), slices)
         call(lib.refit_subscriber_select, self._live, raw, len(raw))
         self._current.selected = Selected(chosen, slices)
 

@@ -5,7 +5,8 @@
 
 The block's clean end commits; an exception aborts, and the workers keep the version before. A block
 that sends nothing is refused, unless it has no publisher, or has called ``abort``. On ranks of a
-sharded model all transactions end alike: where one rank fails, all raise.
+sharded model all transactions end alike: where one rank fails, all raise. If each of them has a
+publisher, each publishes what it has of the weights (division.py says how they agree on that).
 
 It decides when a version is declared, begun, committed and aborted. How bytes travel is the
 publisher's business, and what became of the optimizer's states the controller's.
@@ -31,6 +32,7 @@ from refit.weights.writer import settled
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+    from refit.weights.division import Division
     from refit.weights.publisher import Publisher, Wait
 
 Phases = Callable[[str], AbstractContextManager[Any]]
@@ -76,6 +78,8 @@ class Transaction:
         self._left = False
         self._came = False
         self._committed: int | None = self._before if self._repeated else None
+        self._division: Division | None = None
+        """How the ranks publish the version together."""
         self._known: set[str] = set()
         self._sent: set[str] = set()
 
@@ -102,24 +106,49 @@ class Transaction:
         publisher: workers there read them where they lie until the block ends.
 
         Each of ``weights`` is a ``NamedWeights``, a mapping, or an iterable of (name, tensor). May
-        be called several times. What the first call gives is declared if it is new; if later calls
-        give more than that, give all to one call, or call ``publisher.declare`` before. An iterator
-        that is the first to say what there is gets copied in host memory. Blocks for the copies and
-        until workers let go of an older version. Raises InvalidError (a name sent twice, or not
-        declared), StateError (aborted, or over), LockstepError (another rank failed), what
-        ``Publisher.begin`` and ``write`` raise, and what iterating raises.
+        be called several times, unless ranks publish their shards: then all weights come in one
+        call, and from there on a rank that fails is a PeerError at the others. What the first call
+        gives is declared if it is new; if later calls give more than that, give all to one call, or
+        call ``publisher.declare`` before. An iterator that is the first to say what there is gets
+        copied in host memory. Blocks for the copies and until workers let go of an older version.
+        Raises InvalidError (a name sent twice, or not declared), StateError (aborted, or over),
+        LockstepError (another rank failed), what ``Publisher.begin`` and ``write`` raise, and what
+        iterating raises.
         """
         if self._over:
             raise StateError("this transaction is over: begin another one with controller.refit()")
         for one in weights:
             self._join_ranks(one)
         with self._phases("publish"):
-            if self._publisher is None or self._repeated or not self._all_yield(weights):
-                for one in weights:
-                    _drive(one)
+            self._division = self._divide(weights)
+            if self._division is not None:
+                self._publish_shards(self._division)
             else:
-                self._publish(self._publisher, weights)
+                self._send_whole(weights)
         self._came = True
+
+    def _send_whole(self, weights: tuple[Tensors, ...]) -> None:
+        publisher = self._publisher
+        if publisher is not None and not self._begun:
+            publisher.unshard()
+        if publisher is None or self._repeated or not self._all_yield(weights):
+            for one in weights:
+                _drive(one)
+        else:
+            self._publish(publisher, weights)
+
+    def _divide(self, weights: tuple[Tensors, ...]) -> "Division | None":
+        """How the ranks publish these together; None: one of them gathers them."""
+        if self._division is not None:
+            raise StateError(
+                "ranks have published their shards of this version: give all weights to one call of"
+                " send"
+            )
+        if self._came or not any(getattr(one, "divides", False) for one in weights):
+            return None
+        from refit.weights.division import divide
+
+        return divide(self._publisher, weights, self._asked, self._repeated)
 
     def abort(self) -> None:
         """Drops the version: workers keep the one before. The block goes on, but sends no more.
@@ -160,7 +189,7 @@ class Transaction:
             taken = [settled(one) for one in taken]
         if not self._begun:
             _declare(publisher, taken)
-            self._begin(publisher)
+            self._begin(publisher, self._asked)
             if self._repeated:
                 for one in taken:
                     _drive(one)
@@ -169,10 +198,25 @@ class Transaction:
         for one in taken:
             self._write(publisher, one)
 
-    def _begin(self, publisher: "Publisher") -> None:
+    def _publish_shards(self, division: "Division") -> None:
+        """The publishers of the ranks tell each other from here on how the version fares."""
+        publisher = division.publisher
+        if publisher is None:
+            return
+        self._repeated = division.repeated
+        self._committed = division.number if division.repeated else None
+        if division.repeated:
+            return
+        division.tell()
+        self._begin(publisher, division.number)
+        if not self._repeated:
+            self._known = {one.name for one in division.specs}
+            self._write(publisher, division.weights)
+
+    def _begin(self, publisher: "Publisher", number: int | None) -> None:
         try:
             chosen = {} if self._wait is None else {"wait": self._wait}
-            self._number = publisher.begin(self._asked, **chosen)
+            self._number = publisher.begin(number, **chosen)
             self._begun = True
         except StaleError:  # or it is the one that was left, and begin has waited for its end
             if self._asked != publisher.version:
@@ -252,6 +296,8 @@ class Transaction:
             )
 
     def _lacks(self, one: TensorSpec) -> bool:
+        if self._division is not None and one.name not in self._division.boxes:
+            return False
         return one.alias_of is None and one.name not in self._sent
 
     def _drop(self, publisher: "Publisher") -> None:
@@ -263,7 +309,7 @@ class Transaction:
     # ---- To the other ranks
 
     def _join_ranks(self, weights: Tensors) -> None:
-        if getattr(weights, "collective", False):
+        if getattr(weights, "collective", False) or getattr(weights, "divides", False):
             self._lockstep = True
             self._group = getattr(weights, "group", self._group)
 
@@ -273,7 +319,13 @@ class Transaction:
         return all(getattr(one, "yields_here", True) for one in weights)
 
     def _tell(self, why: BaseException | None) -> None:
-        """The ranks end together: whose transaction was fine hears whose was not."""
+        """The ranks end together: whose transaction was fine hears whose was not. Publishers that
+        have begun to publish shards tell each other: a collective would wait for a rank that is
+        lost."""
+        if self._division is not None:
+            if why is not None:
+                self._division.forget()
+            return
         if not self._lockstep:
             return
         from refit.weights import lockstep
