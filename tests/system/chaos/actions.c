@@ -14,8 +14,7 @@ static void mend_later(chaos_run *run, chaos_action_kind kind, uint32_t worker, 
     if (run->mend_count == sizeof run->mends / sizeof *run->mends)
         run_fail(run, "too many faults at once for the harness");
     run->mends[run->mend_count++] = (run_mend){rft_deadline(ms), kind, worker};
-    if (kind != ACTION_KILL_TRAINER && kind != ACTION_STOP_TRAINER)
-        run->worker[worker].open_faults++;
+    if (action_target(kind) != TARGET_TRAINER) run->worker[worker].open_faults++;
 }
 
 /* ---- Workers */
@@ -118,26 +117,48 @@ static void move_clock(chaos_run *run, const chaos_action *action)
 
 /* ---- The trainer */
 
-static void kill_trainer(chaos_run *run, const chaos_action *action)
+static void end_trainer(chaos_run *run)
 {
-    if (run->trainer.pid == 0) return;
     stop_and_hear(run, &run->trainer);
     process_kill(&run->trainer);
+    ranks_note_death(run, 0);
     for (uint32_t i = 0; i < run->ledger.count; i++) {
         if (run->ledger.entries[i].fate == ENTRY_OPEN) run->ledger.entries[i].fate = ENTRY_UNKNOWN;
     }
     run->round.open = false;
     run->trainer_ready = false;
     run->committed = run->served = 0;
-    mend_later(run, ACTION_KILL_TRAINER, 0, action->ms);
 }
 
-static void stop_trainer(chaos_run *run, const chaos_action *action)
+static void kill_rank(chaos_run *run, uint32_t rank, uint32_t ms)
 {
-    if (run->trainer.pid == 0 || run->trainer.stopped) return;
-    process_stop(&run->trainer);
+    process *one = ranks_process(run, rank);
+    if (one->pid == 0) return;
+    if (rank == 0) {
+        end_trainer(run);
+    } else {
+        stop_and_hear(run, one);
+        process_kill(one);
+        ranks_note_death(run, rank);
+    }
+    mend_later(run, ACTION_KILL_RANK, rank, ms);
+}
+
+/* All ranks of it. */
+static void kill_trainer(chaos_run *run, const chaos_action *action)
+{
+    for (uint32_t i = 0; i < run->plan.ranks; i++)
+        kill_rank(run, i, action->ms);
+}
+
+static void stop_rank(chaos_run *run, uint32_t rank, const chaos_action *action)
+{
+    process *one = ranks_process(run, rank);
+    if (one->pid == 0 || one->stopped) return;
+    process_stop(one);
+    run->rank[rank].harmed = true;
     run->round.stopped_ms += action->ms;
-    mend_later(run, ACTION_STOP_TRAINER, 0, action->ms);
+    mend_later(run, ACTION_STOP_RANK, rank, action->ms);
 }
 
 /* These two are between versions. */
@@ -145,6 +166,9 @@ static void ask_trainer(chaos_run *run, chaos_note_kind kind, uint32_t seed)
 {
     const chaos_note note = {.kind = kind, .digest = seed};
     if (run->trainer.pid == 0 || run->round.open) return;
+    ranks_unshard(run);
+    if (kind == NOTE_DECLARE) run->variant++;
+    if (kind == NOTE_DECLARE && run->plan.ranks > 1) return; /* each with its shard */
     run->trainer_ready = false;
     run->served = 0;
     if (!note_send(run->trainer.line, &note)) run_fail(run, "the trainer does not hear");
@@ -183,7 +207,8 @@ static void attack_trainer(chaos_run *run, const chaos_action *action)
                         .worker = action->worker,
                         .digest = run->plan.model + action->at_ms + action->ms,
                         .ms = action->ms};
-    snprintf(order.text, sizeof order.text, "%s", run->endpoint);
+    const char *at = run->rank[action->ms % run->plan.ranks].endpoint;
+    snprintf(order.text, sizeof order.text, "%s", at[0] != '\0' ? at : run->endpoint);
     excuse_claimed(run, action);
     if (!note_send(run->attackers[role].line, &order)) run_fail(run, "an attacker does not hear");
 }
@@ -232,9 +257,15 @@ static void do_to_link(chaos_run *run, const chaos_action *action)
 
 static void do_to_trainer(chaos_run *run, const chaos_action *action)
 {
+    uint32_t rank = action->amount % run->plan.ranks;
     switch (action->kind) {
     case ACTION_KILL_TRAINER: kill_trainer(run, action); break;
-    case ACTION_STOP_TRAINER: stop_trainer(run, action); break;
+    case ACTION_STOP_TRAINER: stop_rank(run, 0, action); break;
+    case ACTION_KILL_RANK: kill_rank(run, rank, action->ms); break;
+    case ACTION_STOP_RANK: stop_rank(run, rank, action); break;
+    case ACTION_CANCEL_RANK:
+        if (ranks_process(run, rank)->pid != 0) (void)kill(ranks_process(run, rank)->pid, SIGUSR1);
+        break;
     case ACTION_REOPEN: ask_trainer(run, NOTE_REOPEN, 0); break;
     case ACTION_DECLARE: ask_trainer(run, NOTE_DECLARE, action->at_ms + action->worker); break;
     case ACTION_CANCEL:
@@ -267,6 +298,7 @@ void action_do(chaos_run *run, const chaos_action *action)
 
 static void mend(chaos_run *run, const run_mend *what)
 {
+    process *rank;
     run_worker *one = &run->worker[what->worker];
     switch (what->kind) {
     case ACTION_KILL:
@@ -280,14 +312,15 @@ static void mend(chaos_run *run, const run_mend *what)
     case ACTION_THROTTLE: run_link(run, what->worker, FAULT_RATE, 0); break;
     case ACTION_HOLE: run_link(run, what->worker, FAULT_HOLE, 0); break;
     case ACTION_LIAR: run->claimed &= ~(1u << what->worker); break;
-    case ACTION_KILL_TRAINER: run_start_trainer(run); break;
-    case ACTION_STOP_TRAINER:
-        if (run->trainer.pid != 0 && run->trainer.stopped) process_continue(&run->trainer);
+    case ACTION_KILL_RANK: ranks_start(run, what->worker); break;
+    case ACTION_STOP_RANK:
+        rank = ranks_process(run, what->worker);
+        if (rank->pid != 0 && rank->stopped) process_continue(rank);
         break;
     default: break;
     }
-    if (what->kind == ACTION_KILL_TRAINER || what->kind == ACTION_STOP_TRAINER) {
-        run_say(run, "+ the trainer is back");
+    if (action_target(what->kind) == TARGET_TRAINER) {
+        run_say(run, "+ rank %" PRIu32 " of the trainer is back", what->worker);
         return;
     }
     one->open_faults--;

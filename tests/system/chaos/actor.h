@@ -28,6 +28,7 @@ typedef struct actor_part {
     char name[64];   /* of the worker */
     char key[16];    /* of the worker */
     const key_fixture *smith; /* of the run's keys; NULL: none */
+    uint32_t rank;            /* of the trainer's process */
     bool boot_clock;          /* whether its monotonic clock is moved, too */
     bool gpu;                 /* whether it is on the GPU */
 } actor_part;

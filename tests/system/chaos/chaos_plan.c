@@ -186,6 +186,50 @@ static void draw_version(chaos_plan *plan, chaos_version_plan *version, uint64_t
     sort_actions(plan->actions + version->first, version->actions);
 }
 
+/* ---- Ranks */
+
+static void draw_rank_action(const chaos_plan *plan, chaos_action *action, uint64_t *seed)
+{
+    static const chaos_action_kind kinds[] = {ACTION_KILL_RANK,  ACTION_KILL_RANK, ACTION_KILL_RANK,
+                                              ACTION_STOP_RANK,  ACTION_STOP_RANK, ACTION_STOP_RANK,
+                                              ACTION_CANCEL_RANK};
+    action->kind = kinds[below(seed, sizeof kinds / sizeof *kinds)];
+    action->phase = (chaos_phase)below(seed, PHASES);
+    action->amount = below(seed, plan->ranks);
+    action->ms = between(seed, rules[action->kind].ms);
+    action->after_ms = one_in(seed, 2) ? 0 : below(seed, 12);
+    action->at_ms = action->phase == PHASE_SHARD ? 0 : 1 + below(seed, 30);
+}
+
+/* Makes room for one more action of the version. */
+static void add_rank_action(chaos_plan *plan, uint32_t version, uint64_t *seed)
+{
+    chaos_version_plan *to = &plan->version[version];
+    uint32_t end = to->first + to->actions;
+    if (plan->action_count == ACTIONS_MOST) return;
+    memmove(&plan->actions[end + 1], &plan->actions[end],
+            (plan->action_count - end) * sizeof *plan->actions);
+    plan->actions[end] = (chaos_action){0};
+    draw_rank_action(plan, &plan->actions[end], seed);
+    plan->action_count++;
+    to->actions++;
+    for (uint32_t i = version + 1; i < plan->versions; i++)
+        plan->version[i].first++;
+    sort_actions(plan->actions + to->first, to->actions);
+}
+
+/* By draws of its own: other plans stay what they were. */
+static void draw_ranks(chaos_plan *plan, uint64_t seed)
+{
+    plan->ranks = 1;
+    if (plan->gpu || !one_in(&seed, 4)) return;
+    plan->ranks = 2 + below(&seed, RANKS_MOST - 1);
+    for (uint32_t i = 0; i < plan->versions; i++) {
+        plan->version[i].aborts = 1 + below(&seed, (1u << plan->ranks) - 1);
+        if (one_in(&seed, 3)) add_rank_action(plan, i, &seed);
+    }
+}
+
 void plan_draw(chaos_plan *plan, uint64_t seed, uint32_t versions, uint32_t workers)
 {
     uint64_t state = spread(seed);
@@ -200,6 +244,7 @@ void plan_draw(chaos_plan *plan, uint64_t seed, uint32_t versions, uint32_t work
     draw_gpu(plan, spread(seed + (UINT64_C(1) << 32)));
     draw_late(plan, spread(seed + (UINT64_C(2) << 32)));
     draw_remote(plan, spread(seed + (UINT64_C(3) << 32)));
+    draw_ranks(plan, spread(seed + (UINT64_C(4) << 32)));
 }
 
 /* ---- Printing */
@@ -210,6 +255,14 @@ const char *way_name(chaos_way way)
     return names[way];
 }
 
+const char *phase_name(chaos_phase phase)
+{
+    static const char *const names[PHASES] = {"at its time", "as the shards are told",
+                                              "as it writes", "as it commits",
+                                              "once it is decided"};
+    return names[phase];
+}
+
 void plan_print_action(const chaos_action *action, FILE *to)
 {
     const action_rule *rule = &rules[action->kind];
@@ -218,6 +271,8 @@ void plan_print_action(const chaos_action *action, FILE *to)
     fprintf(to, "%s", rule->words);
     if (rule->amount[1] > 1) fprintf(to, " [%" PRIu32 "]", action->amount);
     if (rule->ms[1] > 0) fprintf(to, " (%" PRIu32 " ms)", action->ms);
+    if (action->phase != PHASE_TIME)
+        fprintf(to, ", %s, after %" PRIu32 " ms", phase_name(action->phase), action->after_ms);
 }
 
 static void print_worker(const chaos_plan *plan, uint32_t i, FILE *to)
@@ -255,6 +310,7 @@ void plan_print(const chaos_plan *plan, FILE *to)
             plan->zstd ? " with zstd" : "", plan->encoders, plan->verify_always ? "always" : "auto",
             plan->keys ? ", keys" : "");
     if (plan->remote) fprintf(to, "  the trainer shares no memory, workers share theirs\n");
+    if (plan->ranks > 1) fprintf(to, "  the trainer is %" PRIu32 " ranks\n", plan->ranks);
     if (plan->gpu)
         fprintf(to, "  on a GPU, %s, buckets of %" PRIu32 " KiB\n",
                 plan->gpu_stores ? "which keeps all versions" : "lends", plan->bucket_kib);

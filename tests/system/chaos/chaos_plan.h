@@ -8,6 +8,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "division.h"
 #include "model.h"
 
 #define WORKERS_MOST  16u
@@ -94,7 +95,12 @@ typedef enum worker_manner {
     X(EVICTED, "a worker is evicted, and goes on, for ms", ATTACK, 2, 0, 1, 100, 600)              \
     X(LIAR, "a worker lies, in the manner of this number, for ms", ATTACK, 4, 0, LIAR_MANNERS - 1, \
       100, 900)                                                                                    \
-    X(KILL_ALL, "all workers are killed at once, and replaced after ms", TRAINER, 1, 0, 0, 0, 100)
+    X(KILL_ALL, "all workers are killed at once, and replaced after ms", TRAINER, 1, 0, 0, 0, 100) \
+    /* drawn apart, of a trainer of several ranks */                                               \
+    X(KILL_RANK, "this rank is killed, and replaced after ms", TRAINER, 0, 0, RANKS_MOST - 1, 0,   \
+      300)                                                                                         \
+    X(STOP_RANK, "this rank is stopped for ms", TRAINER, 0, 0, RANKS_MOST - 1, 5, 600)             \
+    X(CANCEL_RANK, "this rank is cancelled", TRAINER, 0, 0, RANKS_MOST - 1, 0, 0)
 
 typedef enum chaos_action_kind {
 #define CHAOS_ACTION_ENUM(name, words, target, weight, low, high, short_, long_) ACTION_##name,
@@ -110,10 +116,22 @@ typedef enum chaos_target {
     TARGET_ATTACK
 } chaos_target;
 
+/* When harm comes to a rank. */
+typedef enum chaos_phase {
+    PHASE_TIME,    /* at_ms */
+    PHASE_SHARD,   /* while all say once more which shards they have, before the version */
+    PHASE_WRITING, /* it has begun the version */
+    PHASE_COMMIT,  /* it has written its shard */
+    PHASE_DECIDED, /* a worker has been told to take the version, or the rank's commit is over */
+    PHASES,
+} chaos_phase;
+
 typedef struct chaos_action {
     chaos_action_kind kind;
-    uint32_t worker; /* or the link of that worker */
-    uint32_t at_ms;  /* after the version has begun; 0: before */
+    chaos_phase phase;
+    uint32_t after_ms; /* the phase has begun */
+    uint32_t worker;   /* or the link of that worker */
+    uint32_t at_ms;    /* after the version has begun; 0: before */
     uint32_t amount;
     uint32_t ms;
 } chaos_action;
@@ -137,6 +155,7 @@ typedef struct chaos_version_plan {
     chaos_way way;
     uint64_t change; /* seed of what changes */
     chaos_fate fate;
+    uint32_t aborts;   /* ranks that abort it, a bit each */
     uint32_t wait_ms;  /* it waits for the workers that are well before it begins, so long */
     uint32_t pause_us; /* between two tensors */
     uint32_t first;    /* of its actions */
@@ -171,6 +190,7 @@ typedef struct chaos_plan {
     bool gpu;            /* the trainer is on one */
     bool gpu_stores;     /* and keeps copies of all versions there: broadcast.gpu: store */
     uint32_t bucket_kib; /* broadcast.gpu_bucket_bytes */
+    uint32_t ranks;      /* of the trainer, a publisher each; 1: it is one */
     int64_t trainer_wall_clock_s;
     uint32_t attacks[ROLES]; /* versions in which one of each role comes, whatever else does */
     uint64_t model;
@@ -185,6 +205,7 @@ void plan_print(const chaos_plan *plan, FILE *to);
 void plan_print_action(const chaos_action *action, FILE *to);
 
 const char *way_name(chaos_way way);
+const char *phase_name(chaos_phase phase);
 chaos_target action_target(chaos_action_kind kind);
 
 #endif

@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "actor.h"
@@ -19,6 +20,8 @@ typedef struct trainer {
     char endpoint[256];
     bool well;
     on_gpu gpu; /* where a copy of the model lies */
+    uint32_t part_count;
+    division_part parts[MODEL_TENSORS_MOST]; /* of this rank */
 } trainer;
 
 /* A signal handler has no argument. */
@@ -96,6 +99,64 @@ static void do_declare(trainer *the, uint64_t seed)
     report(the, (chaos_note){.kind = NOTE_READY, .status = (int32_t)status}, &error);
 }
 
+/* ---- One rank of several */
+
+static bool is_ranked(const trainer *the)
+{
+    return the->part->plan->ranks > 1;
+}
+
+static refit_status tell_shard(trainer *the, const chaos_note *order, refit_error *error)
+{
+    const chaos_plan *plan = the->part->plan;
+    refit_selection list[MODEL_TENSORS_MOST];
+    the->part_count =
+        division_draw(&the->model, plan->model, the->part->rank, plan->ranks, the->parts);
+    for (uint32_t i = 0; i < the->part_count; i++) {
+        const division_part *part = &the->parts[i];
+        list[i] = (refit_selection){.size = sizeof *list,
+                                    .name = the->model.tensors[part->tensor].name,
+                                    .rank = part->rank};
+        memcpy(list[i].first, part->first, sizeof part->first);
+        memcpy(list[i].shape, part->shape, sizeof part->shape);
+    }
+    const refit_shards shards = {.size = sizeof shards,
+                                 .coordinator = order->text,
+                                 .rank = the->part->rank,
+                                 .ranks = plan->ranks,
+                                 .list = list,
+                                 .count = the->part_count};
+    return refit_publisher_shard(the->publisher, &shards, order->ms, error);
+}
+
+/* All ranks have the same weights, as if each had gathered them. */
+static void do_shard(trainer *the, const chaos_note *order)
+{
+    refit_error error = {0};
+    chaos_note sharded = {.kind = NOTE_SHARDED, .amount = order->amount};
+    model_close(&the->model);
+    the->variant = order->manner;
+    sharded.status = REFIT_ERR_HOST_MEMORY;
+    if (model_open(&the->model, the->variant, order->digest))
+        sharded.status = (int32_t)declare(the, &error);
+    int64_t began = rft_now();
+    if (sharded.status == REFIT_OK) sharded.status = (int32_t)tell_shard(the, order, &error);
+    sharded.ms = ms_since(began);
+    report(the, sharded, &error);
+}
+
+static refit_status write_part(const trainer *the, const division_part *part, refit_error *error)
+{
+    uint64_t bytes = division_bytes(&the->model, part);
+    unsigned char *gathered = malloc((size_t)bytes + 1);
+    if (gathered == NULL) return REFIT_ERR_HOST_MEMORY;
+    division_gather(&the->model, part, gathered);
+    refit_status status = refit_publisher_write(the->publisher, part->tensor, gathered, bytes, NULL,
+                                                REFIT_STREAM_NONE, error);
+    free(gathered);
+    return status;
+}
+
 /* ---- Publishing */
 
 static void pause_us(uint32_t us)
@@ -126,6 +187,19 @@ static refit_status write_tensor(const trainer *the, const refit_weight *weight,
                                          weight->bytes, device, REFIT_STREAM_NONE, error);
 }
 
+static refit_status write_parts(const trainer *the, const chaos_note *order, bool all,
+                                refit_error *error)
+{
+    refit_status status = REFIT_OK;
+    uint32_t count = all ? the->part_count : the->part_count / 2;
+    for (uint32_t i = 0; i < count && status == REFIT_OK; i++) {
+        uint32_t at = (uint32_t)((order->digest + i) % the->part_count);
+        status = write_part(the, &the->parts[at], error);
+        pause_us(order->pause_us);
+    }
+    return status;
+}
+
 /* From the tensor `first` on, round: one by one, or, from the GPU and without pauses, at once. */
 static refit_status write_tensors(trainer *the, const chaos_note *order, uint32_t count,
                                   refit_error *error)
@@ -134,6 +208,7 @@ static refit_status write_tensors(trainer *the, const chaos_note *order, uint32_
     chaos_way way = the->part->gpu ? (chaos_way)order->manner : WAY_HOST;
     uint32_t first = (uint32_t)(order->digest % the->model.count), listed = 0;
     refit_status status = REFIT_OK;
+    if (is_ranked(the)) return write_parts(the, order, count == the->model.count, error);
     for (uint32_t i = 0; i < count; i++) {
         uint32_t at = (first + i) % the->model.count;
         const refit_tensor *tensor = &the->model.tensors[at];
@@ -199,8 +274,10 @@ static refit_status finish(trainer *the, const chaos_note *order, refit_error *e
         refit_status aborted = refit_publisher_abort(the->publisher, NULL);
         return aborted == REFIT_OK ? status : aborted;
     }
-    const chaos_note written = {
-        .kind = NOTE_WRITTEN, .version = order->version, .digest = model_digest(&the->model)};
+    const chaos_note written = {.kind = NOTE_WRITTEN,
+                                .version = order->version,
+                                .digest = model_digest(&the->model),
+                                .moment = rft_now()};
     report(the, written, NULL);
     return refit_publisher_commit(the->publisher, error);
 }
@@ -234,7 +311,7 @@ static void do_publish(trainer *the, const chaos_note *order)
 {
     refit_error error = {0};
     chaos_note done = {.kind = NOTE_DONE, .version = order->version};
-    await_workers(the, order);
+    if (the->part->rank == 0) await_workers(the, order);
     model_step(&the->model, (model_rate)order->rate, order->digest);
     if (the->part->gpu) done.status = (int32_t)upload(the, &error);
     if (done.status != REFIT_OK)
@@ -243,9 +320,10 @@ static void do_publish(trainer *the, const chaos_note *order)
     bool begun = done.status == REFIT_OK;
     int64_t began = rft_now();
     if (begun) done.status = (int32_t)finish(the, order, &error);
+    done.moment = rft_now();
     done.ms = ms_since(began);
     done.amount = refit_publisher_version(the->publisher);
-    if (begun) report_members(the, order->version);
+    if (begun && the->part->rank == 0) report_members(the, order->version);
     count_blocks(the, &done);
     report(the, done, &error);
 }
@@ -258,6 +336,7 @@ static bool has_all_workers(const void *who)
     const chaos_plan *plan = the->part->plan;
     refit_stats stats;
     uint32_t expected = 0;
+    if (the->part->rank > 0) return true; /* they are subscribed to rank 0 */
     /* What is neither lent nor streamed has no room in a small bucket. */
     bool leaves = plan->late && !plan->gpu_stores && plan->bucket_kib < MODEL_LEAST_KIB;
     for (uint32_t i = 0; i < plan->workers && the->part->gpu && !leaves; i++)
@@ -273,6 +352,7 @@ static void obey(trainer *the, const chaos_note *order)
     case NOTE_PUBLISH: do_publish(the, order); break;
     case NOTE_REOPEN: do_reopen(the); break;
     case NOTE_DECLARE: do_declare(the, order->digest); break;
+    case NOTE_SHARD: do_shard(the, order); break;
     default: actor_obey(the->part, order, has_all_workers, the); break;
     }
 }
@@ -304,6 +384,7 @@ int trainer_run(const actor_part *part)
         return 1;
     }
     if (part->smith != NULL) key_fixture_equip_trainer(part->smith, &the.config);
+    if (part->smith != NULL && is_ranked(&the)) key_fixture_equip_rank(part->smith, &the.config);
     open_publisher(&the);
     while (note_await(part->line, &order, -1) && order.kind != NOTE_QUIT)
         obey(&the, &order);

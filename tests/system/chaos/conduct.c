@@ -25,13 +25,19 @@
 static bool trainer_is_ready(const chaos_run *run, const void *what)
 {
     (void)what;
-    return run->trainer.pid != 0 && run->trainer_ready;
+    return run->trainer.pid != 0 && run->trainer_ready && ranks_are_ready(run);
+}
+
+static bool shards_are_told(const chaos_run *run, const void *what)
+{
+    (void)what;
+    return ranks_have_answered(run);
 }
 
 static bool round_is_over(const chaos_run *run, const void *what)
 {
     (void)what;
-    return !run->round.open;
+    return !run->round.open && ranks_are_done(run);
 }
 
 /* A version is gone, for a worker that came late, with what the trainer lent for it. One that has
@@ -90,10 +96,42 @@ static void await(chaos_run *run, bool (*holds)(const chaos_run *run, const void
     }
 }
 
-static void await_trainer(chaos_run *run)
+static void await_processes(chaos_run *run)
 {
     await(run, trainer_is_ready, run_timeout_ms() + 3000,
           "no trainer has started before the deadline");
+}
+
+static void await_shards(chaos_run *run)
+{
+    await(run, shards_are_told, run_timeout_ms() + 3000,
+          "a rank does not say whether its shard was taken");
+    ranks_conclude_shards(run);
+}
+
+/* On a busy machine the ranks may lose each other while they join. */
+static void await_trainer(chaos_run *run)
+{
+    int64_t deadline = rft_deadline(run_timeout_ms());
+    await_processes(run);
+    while (run->plan.ranks > 1 && !run->sharded) {
+        if (rft_ms_until(deadline) == 0) run_fail(run, "the ranks do not come together");
+        ranks_order_shards(run);
+        await_shards(run);
+        await_processes(run);
+    }
+}
+
+/* Harm that comes while ranks say which shards they have. */
+static void harm_shards(chaos_run *run, const chaos_action *action)
+{
+    int64_t due = rft_deadline(action->after_ms);
+    await_processes(run);
+    ranks_order_shards(run);
+    while (rft_ms_until(due) > 0)
+        run_pump(run, rft_ms_until(due));
+    action_do(run, action);
+    await_shards(run);
 }
 
 static void await_current(chaos_run *run)
@@ -128,6 +166,7 @@ static void order_version(chaos_run *run, const chaos_version_plan *version)
                         .ms = version->wait_ms,
                         .pause_us = version->pause_us};
     run->wait_ms = version->wait_ms;
+    ranks_begin(run, &order, version->aborts);
     run->round =
         (run_round){.open = true, .claimed = run->claimed, .result = {.number = order.version}};
     bool small = run->plan.bucket_kib < MODEL_LEAST_KIB, lends = version->way >= WAY_LENT;
@@ -137,7 +176,19 @@ static void order_version(chaos_run *run, const chaos_version_plan *version)
     run_say(run, "version %" PRIu64 " begins, %s changes, %s%s", order.version,
             model_rate_name(version->rate), way_name(version->way),
             version->fate == FATE_ABORT ? ", to be aborted" : "");
+    order = ranks_order_of(run, 0);
     if (!note_send(run->trainer.line, &order)) run_fail(run, "the trainer does not hear");
+    if (order.ms == 0) ranks_order_version(run);
+}
+
+/* Until a rank has come so far with the version, and then a little. */
+static void await_phase(chaos_run *run, const chaos_action *action)
+{
+    while (!ranks_reached(run, action) && !round_is_over(run, NULL))
+        run_pump(run, 1000);
+    int64_t due = rft_deadline(action->after_ms);
+    while (rft_ms_until(due) > 0)
+        run_pump(run, rft_ms_until(due));
 }
 
 /* Does what the plan has for the version, each action in its time. */
@@ -149,6 +200,7 @@ static void play_actions(chaos_run *run, const chaos_version_plan *version)
         int64_t due = rft_after_ms(began, action->at_ms);
         while (action->at_ms != 0 && rft_ms_until(due) > 0 && run->round.open)
             run_pump(run, rft_ms_until(due));
+        if (action->phase > PHASE_SHARD) await_phase(run, action);
         if (action->at_ms != 0) action_do(run, action);
     }
 }
@@ -158,7 +210,8 @@ static void play_version(chaos_run *run, const chaos_version_plan *version)
     for (uint32_t i = 0; i < version->actions; i++) {
         const chaos_action *action = &run->plan.actions[version->first + i];
         if (action->at_ms != 0) break;
-        action_do(run, action);
+        if (action->phase == PHASE_SHARD) harm_shards(run, action);
+        if (action->phase != PHASE_SHARD) action_do(run, action);
         await_trainer(run);
     }
     await_trainer(run);
@@ -168,6 +221,7 @@ static void play_version(chaos_run *run, const chaos_version_plan *version)
           run_timeout_ms() + run->wait_ms + 2 * (ACTOR_STAGE_TIMEOUT + ACTOR_COMMIT_TIMEOUT) +
               run->round.stopped_ms,
           "the version does not end");
+    ranks_judge(run);
     await_trainer(run);
     if (!run->plan.late || run->next % LATE_VERSIONS == 0) await_current(run);
 }
@@ -183,10 +237,11 @@ static bool quiet_version(chaos_run *run, uint64_t change, chaos_way way)
     await(run, round_is_over,
           run_timeout_ms() + run->wait_ms + 2 * (ACTOR_STAGE_TIMEOUT + ACTOR_COMMIT_TIMEOUT),
           "a quiet version does not end");
+    ranks_judge(run);
     await_current(run);
     const ledger_result *result = &run->round.result;
     return result->status == REFIT_OK && result->counted == run->plan.workers &&
-           run->totals.missed == missed;
+           (run->plan.ranks == 1 || run->round.told) && run->totals.missed == missed;
 }
 
 /* ---- Resources */
@@ -195,6 +250,8 @@ static bool all_have_counted(const chaos_run *run, const void *what)
 {
     bool all = run->trainer_count.kind == NOTE_COUNTED;
     (void)what;
+    for (uint32_t i = 1; i < run->plan.ranks; i++)
+        all = all && run->rank[i].count.kind == NOTE_COUNTED;
     for (uint32_t i = 0; i < run->plan.workers; i++)
         all = all && run->worker[i].count.kind == NOTE_COUNTED;
     return all;
@@ -207,6 +264,10 @@ static bool count_all(chaos_run *run)
     const chaos_note order = {.kind = NOTE_COUNT};
     run->trainer_count.kind = order.kind;
     bool heard = note_send(run->trainer.line, &order);
+    for (uint32_t i = 1; i < run->plan.ranks; i++) {
+        run->rank[i].count.kind = order.kind;
+        heard = note_send(run->rank[i].process.line, &order) && heard;
+    }
     for (uint32_t i = 0; i < run->plan.workers; i++) {
         run->worker[i].count.kind = order.kind;
         heard = note_send(run->worker[i].process.line, &order) && heard;
@@ -241,6 +302,8 @@ static bool count_resources(chaos_run *run)
 {
     bool steady = count_all(run);
     keep_greater(&run->trainer_before, &run->trainer_count.count);
+    for (uint32_t i = 1; i < run->plan.ranks; i++)
+        keep_greater(&run->rank[i].before, &run->rank[i].count.count);
     for (uint32_t i = 0; i < run->plan.workers; i++)
         keep_greater(&run->worker[i].before, &run->worker[i].count.count);
     return steady;
@@ -277,6 +340,11 @@ static bool all_fit(chaos_run *run, bool say)
     uint32_t slots = run->gpu ? run->plan.slots : 0;
     bool all = fits(&run->trainer_before, now, slots);
     if (say) say_resources(run, "trainer", &run->trainer_before, now);
+    for (uint32_t i = 1; i < run->plan.ranks; i++) {
+        const run_rank *rank = &run->rank[i];
+        all = fits(&rank->before, &rank->count.count, slots) && all;
+        if (say) say_resources(run, "a rank", &rank->before, &rank->count.count);
+    }
     for (uint32_t i = 0; i < run->plan.workers; i++) {
         const run_worker *one = &run->worker[i];
         all = fits(&one->before, &one->count.count, run->plan.each[i].gpu ? slots : 0) && all;
@@ -375,6 +443,7 @@ static void make_keys(chaos_run *run)
     }
     key_fixture_admit(&run->smith, ATTACKER_LIAR);
     key_fixture_admit(&run->smith, ATTACKER_EVICTED);
+    if (run->plan.ranks > 1) key_fixture_allow(&run->smith, "trainer");
 }
 
 /* Tried in a process that is not needed afterwards. */
@@ -433,7 +502,8 @@ static void start_all(chaos_run *run)
     make_keys(run);
     start_proxy(run);
     start_attackers(run);
-    run_start_trainer(run);
+    for (uint32_t i = 0; i < run->plan.ranks; i++)
+        ranks_start(run, i);
     await_trainer(run);
     for (uint32_t i = 0; i < run->plan.workers; i++) {
         snprintf(run->worker[i].name, sizeof run->worker[i].name, "w%" PRIu32, i);
@@ -472,6 +542,8 @@ static void end_all(chaos_run *run)
     bool trainer_first = run->plan.model % 2 == 0;
     if (!trainer_first) end_workers(run);
     end_process(run, &run->trainer, "the trainer");
+    for (uint32_t i = 1; i < run->plan.ranks; i++)
+        end_process(run, &run->rank[i].process, "a rank");
     if (trainer_first) end_workers(run);
     for (uint32_t i = 0; i < ROLES; i++)
         end_process(run, &run->attackers[i], "an attacker");
@@ -489,6 +561,7 @@ void run_play(chaos_run *run, uint64_t seed, const chaos_options *options)
     if (options->verbose) setvbuf(stdout, NULL, _IOLBF, 0);
     plan_draw(&run->plan, seed, options->versions, options->workers);
     plan_print(&run->plan, run->log);
+    run->variant = run->plan.variant;
     start_all(run);
     quiet_versions(run, count_resources);
     for (uint32_t i = 0; i < run->plan.versions; i++)

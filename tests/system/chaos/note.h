@@ -20,6 +20,8 @@ typedef enum chaos_note_kind {
                      between two tensors; it waits for `amount` workers, `ms` at most */
     NOTE_REOPEN,  /* closes the publisher and opens one at the same endpoint; READY follows */
     NOTE_DECLARE, /* other tensors */
+    NOTE_SHARD, /* it is one of several ranks: manner: the variant of the model; digest: the model's
+                   seed; amount: a number of this order; text: rank 0; it waits for `ms` at most */
     /* to a worker */
     NOTE_MANNER, /* how its user behaves: manner, for `ms` */
     NOTE_CLOCK,  /* its wall clock jumps by `seconds` */
@@ -38,10 +40,11 @@ typedef enum chaos_note_kind {
     /* from the trainer */
     NOTE_WAITED,  /* status, ms */
     NOTE_BEGUN,   /* version, status, ms */
-    NOTE_WRITTEN, /* version, digest */
+    NOTE_WRITTEN, /* version, digest, moment */
+    NOTE_SHARDED, /* status, ms; amount: that of the order; text: the error */
     NOTE_MEMBER,  /* of the version just ended: name, status, flags, manner: the path, text: reason
                    */
-    NOTE_DONE,    /* version, status, ms; amount: the committed version; text: the error */
+    NOTE_DONE,    /* version, status, ms, moment; amount: the committed version; text: the error */
     /* from a worker */
     NOTE_TAKEN,   /* version, digest, ms waited, flags */
     NOTE_LOST,    /* version, status, flags: it could not be loaded, and was refused; text: why */
@@ -83,6 +86,7 @@ typedef struct chaos_note {
     uint64_t digest; /* or a seed */
     uint64_t amount;
     int64_t seconds;
+    int64_t moment; /* by the monotonic clock, in ns */
     uint32_t ms;
     uint32_t fate;
     uint32_t rate;

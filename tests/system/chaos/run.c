@@ -172,7 +172,7 @@ static void hear_written(chaos_run *run, const chaos_note *note)
     ledger_entry *entry = ledger_find(&run->ledger, note->version);
     if (entry == NULL) run_fail(run, "version %" PRIu64 " never began", note->version);
     entry->digest = note->digest;
-    entry->written = true;
+    entry->written = true; /* rank 0's word comes before its part, and so before any worker's */
     run_say(run, "version %" PRIu64 " is written: %016" PRIx64, note->version, note->digest);
 }
 
@@ -184,6 +184,7 @@ static void hear_ready(chaos_run *run, const chaos_note *note)
     run->trainer_ready = true;
     run_say(run, "the trainer is ready");
     if (note->text[0] == '\0') return;
+    snprintf(run->rank[0].endpoint, sizeof run->rank[0].endpoint, "%s", note->text);
     chaos_note upstream = {.kind = NOTE_UPSTREAM};
     snprintf(run->endpoint, sizeof run->endpoint, "%s", note->text);
     const char *port = strrchr(run->endpoint, ':');
@@ -195,6 +196,7 @@ static void hear_ready(chaos_run *run, const chaos_note *note)
 
 static void trainer_says(chaos_run *run, const chaos_note *note)
 {
+    if (run->plan.ranks > 1) ranks_hear(run, 0, note);
     switch (note->kind) {
     case NOTE_READY: hear_ready(run, note); break;
     case NOTE_WAITED:
@@ -202,6 +204,7 @@ static void trainer_says(chaos_run *run, const chaos_note *note)
         if (note->ms > run->wait_ms + run->round.stopped_ms + TIMEOUT_MS)
             run_fail(run, "the trainer waited %u ms for workers, instead of %u", note->ms,
                      run->wait_ms);
+        ranks_order_version(run);
         break;
     case NOTE_BEGUN:
         run->round.begin_ms = note->ms;
@@ -307,6 +310,7 @@ static void hear_decides(chaos_run *run, uint32_t at, const chaos_note *note)
     if (note->manner == MANNER_REFUSE_KEPT || note->manner == MANNER_REFUSE_LOST) return;
     ledger_entry *entry = ledger_find(&run->ledger, note->version);
     if (entry != NULL) entry->announced |= 1u << at;
+    if (note->version == run->order.version) run->round.decided = true;
 }
 
 static void hear_taken(chaos_run *run, uint32_t at, const chaos_note *note)
@@ -405,6 +409,7 @@ void run_end_attacks(chaos_run *run)
 void run_hear(chaos_run *run)
 {
     hear_trainer(run);
+    ranks_hear_all(run);
     hear_workers(run);
     hear_attackers(run);
     judge_done(run);
@@ -412,12 +417,16 @@ void run_hear(chaos_run *run)
 
 void run_pump(chaos_run *run, int timeout_ms)
 {
-    struct pollfd items[WORKERS_MOST + ROLES + 2];
+    struct pollfd items[WORKERS_MOST + ROLES + RANKS_MOST + 2];
     uint32_t count = 0;
     int until = rft_ms_until(action_next_mend(run));
     if (until < timeout_ms) timeout_ms = until;
     for (uint32_t i = 0; i < run->plan.workers; i++) {
         const process *one = &run->worker[i].process;
+        items[count++] = (struct pollfd){.fd = one->pid != 0 ? one->line : -1, .events = POLLIN};
+    }
+    for (uint32_t i = 1; i < run->plan.ranks; i++) {
+        const process *one = &run->rank[i].process;
         items[count++] = (struct pollfd){.fd = one->pid != 0 ? one->line : -1, .events = POLLIN};
     }
     for (uint32_t i = 0; i < ROLES; i++)
@@ -459,6 +468,7 @@ void run_start_trainer(chaos_run *run)
     part.gpu = run->gpu;
     snprintf(part.endpoint, sizeof part.endpoint, "%s", run->endpoint);
     run->trainer_ready = false;
+    ranks_unshard(run);
     run_number_versions(run);
     if (!process_start(&run->trainer, trainer_run, &part, NULL))
         run_fail(run, "a process could not be started");

@@ -43,10 +43,27 @@ typedef struct run_worker {
     resources before;
 } run_worker;
 
+/* One rank of the trainer; that of rank 0 is the trainer's process. */
+typedef struct run_rank {
+    process process;
+    char endpoint[256];
+    bool ready;
+    bool sharded;      /* it has said which shard it has, since it was started */
+    bool open;         /* it has been ordered a version, and has not ended it */
+    bool harmed;       /* it was stopped meanwhile */
+    chaos_phase phase; /* of the version */
+    int64_t death;     /* when another rank died meanwhile; 0: none did */
+    int64_t written;   /* when it had written its shard; 0: it has not */
+    chaos_note done;   /* its last word on the version */
+    chaos_note answer; /* NOTE_SHARD: it was told to say its shard; NOTE_SHARDED: it has */
+    chaos_note count;
+    resources before;
+} run_rank;
+
 typedef struct run_mend {
     int64_t due;
     chaos_action_kind kind;
-    uint32_t worker;
+    uint32_t worker; /* or the rank */
 } run_mend;
 
 /* The trainer's report of the version under way. */
@@ -59,6 +76,8 @@ typedef struct run_round {
     uint32_t claimed;    /* as in the run, at any moment since it began */
     uint32_t stopped_ms; /* that the trainer spent stopped */
     uint32_t begin_ms;
+    bool decided; /* a worker was told to take it */
+    bool told;    /* all ranks know what became of it */
 } run_round;
 
 typedef struct run_totals {
@@ -75,6 +94,10 @@ typedef struct run_totals {
     uint32_t streamed; /* of them, piece by piece */
     uint32_t mapped;   /* versions that workers took from a neighbor's memory */
     uint32_t lost;     /* updates that could not be loaded */
+    uint32_t survived; /* commits that another rank's death ended, and the longest of them */
+    uint32_t survived_ms;
+    uint32_t untold;      /* committed versions of which a rank did not hear */
+    uint32_t unexplained; /* of them, those in which nothing was done to a rank */
 } run_totals;
 
 typedef struct chaos_run {
@@ -102,6 +125,13 @@ typedef struct chaos_run {
     bool gpu;           /* the trainer is on a GPU */
     char endpoint[256]; /* the trainer's */
     resources trainer_before;
+    run_rank rank[RANKS_MOST];
+    bool sharded;     /* all ranks have said which shard they have */
+    uint32_t edition; /* of the shards */
+    uint32_t variant; /* of the model that they declare */
+    chaos_note order; /* of the version under way */
+    uint32_t aborts;  /* ranks that are to abort it, a bit each */
+    bool ordered;     /* the other ranks have the order, too */
     run_worker worker[WORKERS_MOST];
     int listeners[WORKERS_MOST + 1];
     struct in_addr address; /* of everything */
@@ -144,6 +174,27 @@ void run_key_name(uint32_t worker, char name[16]);
 
 /* The time that an action may take beyond the deadlines of the library. */
 uint32_t run_timeout_ms(void);
+
+/* ---- run_ranks.c: nothing of this does anything where the trainer is one */
+
+process *ranks_process(chaos_run *run, uint32_t rank);
+void ranks_start(chaos_run *run, uint32_t rank);
+/* They have to say once more which shards they have, and serve nothing until the next version. */
+void ranks_unshard(chaos_run *run);
+bool ranks_are_ready(const chaos_run *run);
+void ranks_order_shards(chaos_run *run);
+bool ranks_have_answered(const chaos_run *run);
+void ranks_conclude_shards(chaos_run *run);
+/* A version: the order of all of them, of each, and to all but rank 0. */
+void ranks_begin(chaos_run *run, const chaos_note *order, uint32_t aborts);
+chaos_note ranks_order_of(const chaos_run *run, uint32_t rank);
+void ranks_order_version(chaos_run *run);
+bool ranks_are_done(const chaos_run *run);
+bool ranks_reached(const chaos_run *run, const chaos_action *action);
+void ranks_judge(chaos_run *run);
+void ranks_note_death(chaos_run *run, uint32_t dead);
+void ranks_hear(chaos_run *run, uint32_t rank, const chaos_note *note);
+void ranks_hear_all(chaos_run *run);
 
 /* ---- actions.c */
 
