@@ -143,8 +143,13 @@ def _async_weights(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
 
 def _scale(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    from refit.bench import scale
+    from refit.bench import scale, scale_publishers
 
+    if options.publishers is not None:
+        result = scale_publishers.measure(
+            options.parameters, options.rounds, options.publishers, options.link
+        )
+        return result, table.scale_publishers(result)
     result = scale.measure(options.parameters, options.rounds, tuple(options.workers))
     return result, table.scale(result)
 
@@ -241,12 +246,25 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--workers", type=counts, default=COUNTS, metavar="N,N", help="processes (1,2,4,8)"
     )
     parser.add_argument(
+        "--publishers",
+        type=counts,
+        metavar="N,N",
+        help="of scale: so many ranks send a version to one worker, in place of its own rows",
+    )
+    parser.add_argument(
+        "--link",
+        metavar="RATE",
+        help="of --publishers: each has a link of this rate (1gbit); needs unshare -rn, ip and tc",
+    )
+    parser.add_argument(
         "--lengths",
         type=lengths,
         metavar="N,N",
         help="of activations: one sequence of each length, in place of its own shapes",
     )
     options = parser.parse_args(arguments)
+    if options.link is not None and options.publishers is None:
+        parser.error("--link is of --publishers: say how many there are, --publishers 1,2,4")
     if options.lines and options.json is None:
         parser.error("--lines is of --json: name the file, or -")
     options.parameters_given = options.parameters

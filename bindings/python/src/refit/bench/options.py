@@ -35,13 +35,13 @@ def positive(kind: Callable[[str], float]) -> Callable[[str], float]:
 
 
 def counts(text: str) -> tuple[int, ...]:
-    """Numbers of workers, parted by commas."""
+    """Numbers of workers or of publishers, parted by commas."""
     try:
         found = tuple(int(part) for part in text.split(","))
     except ValueError:
         found = ()
     if not found or not all(1 <= count <= MOST_WORKERS for count in found):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of 1 to 64 workers: 1,2,4,8")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers from 1 to 64: 1,2,4,8")
     return found
 
 

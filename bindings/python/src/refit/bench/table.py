@@ -195,6 +195,32 @@ def _scale_row(row: Result) -> list[str]:
     ]
 
 
+def scale_publishers(result: Result) -> str:
+    """One row for each number of publishers."""
+    head = (
+        f"scale: {result['bytes'] / 1e6:.0f} MB of bf16 weights from several publishers to one "
+        f"worker, the link of each is {result['link']}, {result['rounds']} rounds; what each sends "
+        "is in units of the weights\n\n"
+    )
+    heads = (
+        "publishers", "publish takes", "p95", "first version", "speed-up over the first row",
+        "each sends",
+    )  # fmt: skip
+    return head + table(heads, (_publishers_row(row) for row in result["ways"]))
+
+
+def _publishers_row(row: Result) -> list[str]:
+    least, most = f"{row['sent_least']:.2f}", f"{row['sent_most']:.2f}"
+    return [
+        str(row["publishers"]),
+        _seconds(row["seconds_median"]),
+        _seconds(row["seconds_p95"]),
+        _seconds(row["cold_seconds"]),
+        f"{row['speedup']:.2f}",
+        least if least == most else f"{least} to {most}",
+    ]
+
+
 def window(result: Result) -> str:
     """One row for each way."""
     head = (

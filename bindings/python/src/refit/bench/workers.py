@@ -14,15 +14,15 @@ TIMEOUT_S = 120.0
 
 
 def serve(ends: Connection) -> None:
-    """A worker's whole life: tasks, each answered with None or with what failed."""
+    """A worker's whole life: tasks, each answered with what failed, or None, and what it found."""
     while (task := ends.recv()) is not None:
         function, arguments = task
         try:
-            function(*arguments)
+            found = function(*arguments)
         except Exception as why:  # told to the trainer, which raises it
-            ends.send(f"{type(why).__name__}: {why}")
+            ends.send((f"{type(why).__name__}: {why}", None))
         else:
-            ends.send(None)
+            ends.send((None, found))
 
 
 class WorkerProcesses:
@@ -43,19 +43,23 @@ class WorkerProcesses:
         """Of all of them."""
         return [process.pid for process, _ in self._members]
 
-    def begin(self, count: int, function: Callable[..., None], *arguments: Any) -> None:
+    def begin(self, count: int, function: Callable[..., Any], *arguments: Any) -> None:
         """The first ``count`` of them call ``function(number, *arguments)``, number from 0."""
         for number, (_, ends) in enumerate(self._members[:count]):
             ends.send((function, (number, *arguments)))
 
-    def end(self, count: int) -> None:
-        """Waits until they are done. RuntimeError with the sentence of one that failed."""
+    def end(self, count: int) -> list[Any]:
+        """Waits until they are done, and returns what they found. RuntimeError with the sentence of
+        one that failed."""
+        results = []
         for process, ends in self._members[:count]:
             if not ends.poll(TIMEOUT_S):
                 raise RuntimeError(f"{process.name} is not done after {TIMEOUT_S:.0f} s")
-            failure = ends.recv()
+            failure, found = ends.recv()
             if failure is not None:
                 raise RuntimeError(f"{process.name}: {failure}")
+            results.append(found)
+        return results
 
     def __enter__(self) -> Self:
         return self
