@@ -1069,10 +1069,12 @@ static void offer_anew(rft_server *server, rft_peer *peer, int64_t now)
 }
 
 /* Whether the worker has lost its connection to one of several ranks, and with it the version,
- * which it can have once the two are connected again. */
-static bool lost_a_rank(const rft_server *server, refit_status code)
+ * which it can have once the two are connected again. A version that is staged lacks nothing of a
+ * rank: then the worker's user refuses it, with the same code. */
+static bool lost_a_rank(const rft_server *server, const rft_peer *peer, refit_status code)
 {
-    return rft_ranks_coordinates(server) && code == REFIT_ERR_PEER;
+    return rft_ranks_coordinates(server) && peer->task.stage == RFT_STAGE_OFFERED &&
+           code == REFIT_ERR_PEER;
 }
 
 /* It goes without the version, unless that can come another way. */
@@ -1083,7 +1085,7 @@ static void fail_task(rft_server *server, rft_peer *peer, refit_status code, con
             peer->task.version, reason);
     /* What was lent may have come too late, and be there another way. */
     bool late = code == REFIT_ERR_STALE && peer->task.path == REFIT_PATH_CUDA_IPC;
-    bool again = late || lost_a_rank(server, code);
+    bool again = late || lost_a_rank(server, peer, code);
     peer->failed_version = again ? 0 : peer->task.version;
     peer->task = (rft_task){0};
     /* It may have been the manifest that it had no memory for: the next offer brings it again. */

@@ -55,7 +55,7 @@ struct ranks_rig {
     refit_publisher *publishers[RANKS]; /* NULL: it is not there */
     rank_thread threads[RANKS];
     unsigned char *bytes[TENSORS];
-    rollout_thread workers[WORKERS];
+    rollout_thread workers[WORKERS + 1];
     uint32_t worker_count;
     uint64_t version;
     uint32_t timeout_ms; /* of shard */
@@ -375,6 +375,25 @@ WITH_RANKS(commits_may_wait_for_less)
         all_well(rig, publish);
     }
     expect_version(rig, 3);
+}
+
+/* Refused, it is not offered again: the worker would be asked without end. */
+WITH_RANKS(a_version_that_a_worker_refuses_is_not_offered_again)
+{
+    rig->config.broadcast_commit = REFIT_COMMIT_QUORUM;
+    rig->config.broadcast_quorum = 1;
+    open_all(rig);
+    publish_all(rig, 1);
+    rollout_set_action(&rig->workers[1], ROLLOUT_REFUSE_KEPT);
+    change(rig, 2);
+    together(rig, publish); /* or REFIT_ERR_PEER, where the refusal comes before the end */
+    assert_int_equal(refit_publisher_version(rig->publishers[0]), 2);
+    rollouts_wait(&rig->workers[1], 2, 1);
+    add_worker(rig); /* rank 0 has long heard the refusal when it is there */
+    expect_version(rig, 2);
+    assert_int_equal(rollouts_count(&rig->workers[1], 2), 1);
+    rollout_set_action(&rig->workers[1], ROLLOUT_ACCEPT);
+    publish_all(rig, 3);
 }
 
 WITH_RANKS(other_shards_and_one_publisher_again)
