@@ -77,22 +77,29 @@ static refit_status make_store(refit_publisher *publisher, const refit_shards *s
     return status;
 }
 
+/* Whether the wait is over. At rank 0 a rank that is gone again may come back. */
+static bool is_settled(const rft_ranks *ranks)
+{
+    refit_status failure = (refit_status)ranks->failure.status;
+    if (ranks->rank == 0 && failure == REFIT_ERR_PEER) failure = REFIT_OK;
+    return ranks->complete || failure != REFIT_OK;
+}
+
 /* Waits until all ranks are there. Called with the lock held. */
 static refit_status await_ranks(refit_publisher *publisher, int64_t deadline, refit_error *error)
 {
     char missing[80];
     const rft_ranks *ranks = &publisher->server.ranks;
     bool cancelled = rft_publisher_take_cancel(publisher);
-    while (!cancelled && !ranks->complete && ranks->failure.status == REFIT_OK &&
-           rft_ms_until(deadline) > 0) {
+    while (!cancelled && !is_settled(ranks) && rft_ms_until(deadline) > 0) {
         (void)rft_cond_wait(&publisher->changed, &publisher->lock, deadline);
         cancelled = rft_publisher_take_cancel(publisher);
     }
     RFT_REFUSE_IF(cancelled, error, REFIT_ERR_CANCELLED,
                   "refit_publisher_cancel ended the wait for the other ranks");
     if (ranks->complete) return REFIT_OK;
-    RFT_REFUSE_IF(ranks->failure.status != REFIT_OK, error, (refit_status)ranks->failure.status,
-                  "%s", ranks->failure.text);
+    RFT_REFUSE_IF(is_settled(ranks), error, (refit_status)ranks->failure.status, "%s",
+                  ranks->failure.text);
     RFT_REFUSE_IF(ranks->rank > 0, error, REFIT_ERR_TIMEOUT,
                   "rank 0 at %s has not said that all ranks are there: %s", ranks->link.endpoint,
                   ranks->link.why.status != REFIT_OK ? ranks->link.why.text

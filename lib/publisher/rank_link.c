@@ -44,12 +44,21 @@ void rft_rank_link_open(rft_server *server, const char *endpoint, uint64_t insta
 
 /* ---- Losing rank 0 */
 
+/* Whether rank 0 may have this rank's part of the version, and decides. */
+static bool has_voted(const rft_server *server)
+{
+    return server->transaction.state == RFT_TRANSACTION_STAGING;
+}
+
 static void lose(rft_server *server, refit_status status, const char *reason, int64_t now)
 {
     char text[RFT_SENTENCE_BYTES];
     rft_rank_link *link = &server->ranks.link;
     rft_text_say(text, sizeof text, "rank 0 (%s) is gone: %s", link->endpoint, reason);
-    if (is_connected(link)) rft_log(REFIT_LOG_WARNING, "%s", text);
+    if (is_connected(link)) {
+        rft_log(REFIT_LOG_WARNING, "%s", text);
+        link->lost_at = now;
+    }
     if (link->state == RFT_LINK_JOINED)
         (void)rft_fail(&server->ranks.failure, REFIT_ERR_PEER, "%s", text);
     link->state = RFT_LINK_CONNECTING;
@@ -57,7 +66,7 @@ static void lose(rft_server *server, refit_status status, const char *reason, in
     link->next_beat = rft_after_ms(now, server->config->broadcast_heartbeat_ms);
     (void)rft_fail(&link->why, status, "%s", text);
     server->ranks.complete = false;
-    rft_transaction_doom(server, REFIT_ERR_PEER, text);
+    if (!has_voted(server)) rft_transaction_doom(server, REFIT_ERR_PEER, text);
 }
 
 /* For good: the user has to say once more what the rank is. */
@@ -166,8 +175,11 @@ static void answer_welcome(rft_server *server, const rft_message *message)
     link->epoch = message->as.welcome.epoch;
     server->epoch = link->epoch;
     if (server->current.version == 0) server->current.epoch = link->epoch;
+    link->silence_ms = message->as.welcome.heartbeat_timeout_ms;
     link->state = RFT_LINK_JOINING;
     send_shard(server);
+    if (has_voted(server) || server->transaction.doomed)
+        rft_rank_link_send_failed(server, REFIT_ERR_PEER, "rank 0 was lost meanwhile");
 }
 
 /* All ranks are there. */
@@ -232,6 +244,7 @@ static void answer_bye(rft_server *server, const rft_message *message, int64_t n
     char reason[RFT_SENTENCE_BYTES];
     rft_view_print(message->as.bye.reason, reason, sizeof reason);
     lose(server, REFIT_ERR_PEER, reason, now);
+    rft_transaction_doom(server, REFIT_ERR_PEER, server->ranks.link.why.text);
 }
 
 static void answer(rft_server *server, const rft_message *message, int64_t now)
@@ -277,7 +290,15 @@ void rft_rank_link_message(rft_server *server, const rft_message *message, int64
 
 static int64_t silence_at(const rft_server *server)
 {
-    return rft_after_ms(server->ranks.link.heard, server->config->broadcast_heartbeat_timeout_ms);
+    return rft_after_ms(server->ranks.link.heard, server->ranks.link.silence_ms);
+}
+
+/* When a version is given up that rank 0 was to decide. */
+static int64_t given_up_at(const rft_server *server)
+{
+    const rft_rank_link *link = &server->ranks.link;
+    if (!has_voted(server) || is_connected(link)) return INT64_MAX;
+    return rft_after_ms(link->lost_at, link->silence_ms);
 }
 
 /* When rank 0 should have decided: it may write, and wait for workers, as long as its timeouts let
@@ -300,9 +321,12 @@ void rft_rank_link_tick(rft_server *server, int64_t now)
         rft_rank_link_send_failed(server, REFIT_ERR_TIMEOUT, "rank 0 has not decided in time");
     }
     if (is_connected(link) && now >= silence_at(server)) {
-        snprintf(why, sizeof why, "it was silent for %" PRIu32 " ms",
-                 server->config->broadcast_heartbeat_timeout_ms);
+        snprintf(why, sizeof why, "it was silent for %" PRIu32 " ms", link->silence_ms);
         lose(server, REFIT_ERR_PEER, why, now);
+        rft_transaction_evaluate(server, now);
+    }
+    if (now >= given_up_at(server)) {
+        rft_transaction_doom(server, REFIT_ERR_PEER, link->why.text);
         rft_transaction_evaluate(server, now);
     }
     if (now < link->next_beat) return;
@@ -325,5 +349,6 @@ int64_t rft_rank_link_tick_at(const rft_server *server)
     if (link->state == RFT_LINK_OFF || !rft_ranks_follows(server)) return INT64_MAX;
     int64_t at = link->next_beat;
     if (undecided_at(server) < at) at = undecided_at(server);
+    if (given_up_at(server) < at) at = given_up_at(server);
     return is_connected(link) && silence_at(server) < at ? silence_at(server) : at;
 }

@@ -47,6 +47,7 @@ void rft_ranks_close(rft_server *server)
     }
     for (uint32_t i = 0; ranks->list != NULL && i < ranks->count; i++) {
         rft_want_release(ranks->list[i].shard);
+        rft_want_release(ranks->list[i].agreed);
         rft_bytes_close(&ranks->list[i].rows);
     }
     rft_free(ranks->list);
@@ -175,6 +176,10 @@ static void compare(rft_server *server)
     rft_free(shards);
     ranks->complete = status == REFIT_OK;
     ranks->edition++;
+    for (uint32_t i = 0; ranks->complete && i < ranks->count; i++) {
+        rft_want_release(ranks->list[i].agreed);
+        ranks->list[i].agreed = rft_want_acquire(ranks->list[i].shard);
+    }
     if (ranks->complete) ranks->failure.status = REFIT_OK;
     each_rank(server, ranks->complete ? welcome : refuse_failure);
 }
@@ -234,6 +239,12 @@ static void doom_replaced(rft_server *server, const rft_rank *rank, const rft_pe
     rft_transaction_doom(server, REFIT_ERR_PEER, text);
 }
 
+/* Whether the tensors are divided anew by a rank that is faster than rank 0: it waits for that. */
+static bool is_early(const rft_rank *rank, const rft_want *want)
+{
+    return rank->agreed != NULL && !rft_want_equal(rank->agreed, want);
+}
+
 void rft_ranks_take_shard(rft_server *server, rft_peer *peer, const rft_message *shard)
 {
     refit_error why;
@@ -246,6 +257,12 @@ void rft_ranks_take_shard(rft_server *server, rft_peer *peer, const rft_message 
     if (want == NULL) return;
     rft_ranks *ranks = &server->ranks;
     rft_rank *rank = &ranks->list[peer->rank];
+    if (is_early(rank, want)) {
+        rft_want_release(want);
+        rft_server_refuse(server, &peer->id, REFIT_ERR_STATE, false,
+                          "rank 0 has to say once more which shard it has");
+        return;
+    }
     bool known = rank->peer == peer && rank->shard != NULL && rft_want_equal(rank->shard, want);
     bool again = known && ranks->complete;
     doom_replaced(server, rank, peer, want);
@@ -291,10 +308,13 @@ void rft_ranks_lose(rft_server *server, rft_peer *peer, refit_status status, con
 /* What a rank has not heard: it may have been lost when that was told. */
 static void tell_outcome(rft_server *server, rft_peer *peer, uint64_t version)
 {
-    if (version == server->current.version)
+    if (version == server->current.version) {
+        if (rft_store_served(server->store) == &server->store->committed)
+            rft_server_send_seal(server, peer);
         rft_server_send_commit(server, peer, version);
-    else
+    } else {
         rft_server_send_abort(server, peer, version, REFIT_ERR_PEER, "it is not under way");
+    }
 }
 
 void rft_ranks_take_failed(rft_server *server, rft_peer *peer, const rft_message *failed)
@@ -425,6 +445,7 @@ static refit_status send_sums(rft_server *server, rft_view sums, rft_view words,
 void rft_ranks_seal(rft_server *server, int64_t due)
 {
     refit_error why;
+    if (server->transaction.doomed) return; /* a part of it would be a vote for the version */
     refit_status status = write_sums(server, &server->scratch, &why);
     rft_view sums = rft_bytes_view(&server->scratch), words = rft_bytes_view(&server->store->words);
     if (status == REFIT_OK && rft_ranks_coordinates(server)) {

@@ -28,6 +28,7 @@
 typedef struct rft_rank {
     rft_peer *peer;   /* borrowed; NULL: it has not joined, is gone, or is this publisher */
     rft_want *shard;  /* acquired; NULL: not told so far */
+    rft_want *agreed; /* acquired; the shard, when all were the tensors last; NULL: never */
     rft_bytes rows;   /* of a shard that has come in part */
     uint64_t version; /* whose sums come, so many so far */
     uint32_t sums;
@@ -58,7 +59,9 @@ typedef struct rft_rank_link {
     uint64_t instance;
     uint64_t epoch; /* of rank 0, since it was joined first; 0: it was not */
     rft_send_queue send_queue;
+    uint32_t silence_ms; /* of WELCOME: rank 0 is lost once it is silent so long */
     int64_t heard;
+    int64_t lost_at; /* when it was, last */
     int64_t next_beat;
     uint64_t offered; /* the last version that rank 0 has begun */
     uint64_t decided; /* the last version that it has committed */

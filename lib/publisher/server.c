@@ -783,7 +783,11 @@ static bool is_past(const rft_server *server, const rft_message *pull)
     if (digest.count != sizeof store->manifest->digest ||
         memcmp(digest.data, &store->manifest->digest, digest.count) != 0)
         return true;
-    return version < server->current.version;
+    const rft_transaction *transaction = &server->transaction;
+    const rft_version_digests *served = rft_store_served(store);
+    bool comes = transaction->state != RFT_TRANSACTION_IDLE && transaction->version == version;
+    bool here = served != NULL && served->version == version;
+    return !here && !comes && version <= transaction->last;
 }
 
 static void answer_first_pull(rft_server *server, rft_peer *peer, const rft_message *message)

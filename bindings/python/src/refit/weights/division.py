@@ -77,11 +77,13 @@ class Division:
     place: tuple[str, int, int]
     """The coordinator's endpoint, this rank as the publishers count, and how many there are."""
     key: str
+    known: bool
+    """Whether all publishers know it: if one does not, all are told, since each waits for all."""
 
     def tell(self) -> None:
-        """Says it to the publisher, if that does not know. Raises what ``declare`` and ``shard``
-        raise."""
-        if self.publisher is None or _key_of(self.publisher) == self.key:
+        """Says it to the publisher, if one of them does not know. Raises what ``declare`` and
+        ``shard`` raise."""
+        if self.publisher is None or self.known:
             return
         self.forget()
         parts = {
@@ -123,16 +125,19 @@ def divide(
         return None
     leader = offers[root]
     key = _digest_of([root, *((one.endpoint, one.digest) for one in offers)])
+    known = all(one.known == key for one in offers)
     specs: tuple[TensorSpec, ...] = ()
     boxes: Mapping[str, Box] = {}
     if publisher is not None and not leader.repeated:
-        if all(one.known == key for one in offers):
+        if known:
             _, specs, boxes = _KNOWN[publisher]
         else:
             specs, boxes = _chosen(group, rank, plan)
     place = leader.endpoint or "", _place_of(rank, root), len(offers)
     chosen = plan.limited_to(boxes, specs)
-    return Division(publisher, leader.number, leader.repeated, specs, boxes, chosen, place, key)
+    return Division(
+        publisher, leader.number, leader.repeated, specs, boxes, chosen, place, key, known
+    )
 
 
 def _offer_of(

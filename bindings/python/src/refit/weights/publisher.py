@@ -256,15 +256,15 @@ class Publisher(Handle):
                 list=selections_of(boxes),
                 count=len(boxes),
             )
-            before, self._declared = self._declared, None  # as in _declare
+            self._declared = None  # as in _declare
             try:
                 calls.run_cancellably(
                     lambda: call(
                         lib.refit_publisher_shard, pointer, ctypes.byref(raw), int(seconds * 1000)
                     )
                 )
-            except RefitError:
-                self._declared = before
+            except RefitError:  # C has taken the parts before it waited
+                self._declared, self._rank = declared, rank
                 raise
             self._declared, self._rank = declared, rank
 
