@@ -4,8 +4,9 @@
  * in memory what it is on the wire; unless it begins in a tensor of which the shard has columns,
  * and ends in the next one (frame.c).
  *
- * Shards are held against each other by one walk for each rank: the run that comes next must begin
- * where the last one has ended.
+ * Shards are held against each other in the order in which their rows begin: the next must begin
+ * where the last one has ended. Columns, rows of equal number and stride, repeat themselves, and
+ * the first row stands for all of them; what is divided otherwise is walked row by row.
  */
 #include "wire/shard.h"
 
@@ -126,76 +127,165 @@ void rft_shard_gather(const rft_want *want, const rft_want *shard, const rft_blo
 
 /* ---- Whether they are the tensors */
 
-/* The next run of one rank's shard of a tensor. */
-typedef struct rank_run {
-    rft_want_walk walk;
-    uint64_t offset;
-    uint64_t bytes; /* 0: there are no more */
-} rank_run;
+/* Rows that one rank has of a tensor. */
+typedef struct piece {
+    const rft_want_rows *rows;
+    uint32_t rank;
+    uint64_t row; /* the next, of a walk */
+} piece;
 
-static void next_run(rank_run *run)
+static uint64_t row_at(const piece *piece, uint64_t row)
 {
-    if (!rft_want_walk_next(&run->walk, &run->offset, &run->bytes)) run->bytes = 0;
+    return piece->rows->offset + row * piece->rows->stride;
 }
 
-/* The rank whose run begins first; `ranks` if none has any more. */
-static uint32_t find_first(const rank_run *runs, uint32_t ranks)
+/* After the last of its bytes. */
+static uint64_t end_of(const piece *piece)
 {
-    uint32_t first = ranks;
-    for (uint32_t i = 0; i < ranks; i++) {
-        bool sooner = runs[i].bytes > 0 && (first == ranks || runs[i].offset < runs[first].offset);
-        if (sooner) first = i;
+    return row_at(piece, piece->rows->count - 1) + piece->rows->bytes;
+}
+
+static int compare_pieces(const void *one, const void *other)
+{
+    const piece *a = one, *b = other;
+    if (a->rows->offset != b->rows->offset) return a->rows->offset < b->rows->offset ? -1 : 1;
+    return a->rank < b->rank ? -1 : 1;
+}
+
+static refit_status fail_hole(const rft_manifest_tensor *tensor, uint64_t offset,
+                              refit_error *error)
+{
+    return rft_fail(error, REFIT_ERR_INVALID,
+                    "the ranks do not publish all of tensor \"%.80s\": none has its byte %llu of "
+                    "%llu",
+                    tensor->name, (unsigned long long)offset, (unsigned long long)tensor->bytes);
+}
+
+static refit_status fail_overlap(const rft_manifest_tensor *tensor, const piece *one,
+                                 const piece *other, uint64_t offset, refit_error *error)
+{
+    uint32_t low = one->rank < other->rank ? one->rank : other->rank;
+    uint32_t high = one->rank < other->rank ? other->rank : one->rank;
+    return rft_fail(error, REFIT_ERR_INVALID,
+                    "ranks %u and %u both publish byte %llu of tensor \"%.80s\": of replicas only "
+                    "one is published",
+                    low, high, (unsigned long long)offset, tensor->name);
+}
+
+/* How many pieces there are up to the first that begins after all before it have ended. */
+static size_t group_size(const piece *pieces, size_t count)
+{
+    uint64_t end = end_of(&pieces[0]);
+    size_t size = 1;
+    while (size < count && pieces[size].rows->offset < end) {
+        if (end_of(&pieces[size]) > end) end = end_of(&pieces[size]);
+        size++;
+    }
+    return size;
+}
+
+static bool is_regular(const piece *pieces, size_t count)
+{
+    const rft_want_rows *first = pieces[0].rows;
+    for (size_t i = 1; i < count; i++) {
+        const rft_want_rows *rows = pieces[i].rows;
+        if (rows->count != first->count || rows->stride != first->stride) return false;
+    }
+    return true;
+}
+
+/* As many rows, as far apart: all are like the first, which ends where the next begins. */
+static refit_status check_first_row(const rft_manifest_tensor *tensor, const piece *pieces,
+                                    size_t count, uint64_t *end, refit_error *error)
+{
+    const rft_want_rows *first = pieces[0].rows;
+    uint64_t next = first->offset + first->stride;
+    for (size_t i = 0; i < count; i++) {
+        const rft_want_rows *rows = pieces[i].rows;
+        if (rows->offset > *end) return fail_hole(tensor, *end, error);
+        if (rows->offset < *end)
+            return fail_overlap(tensor, &pieces[i - 1], &pieces[i], rows->offset, error);
+        *end += rows->bytes;
+    }
+    if (first->count == 1) return REFIT_OK;
+    if (*end < next) return fail_hole(tensor, *end, error);
+    if (*end > next) return fail_overlap(tensor, &pieces[0], &pieces[count - 1], next, error);
+    *end = first->offset + first->count * first->stride;
+    return REFIT_OK;
+}
+
+/* The piece whose next row begins first; NULL if none has any more. */
+static piece *find_first(piece *pieces, size_t count)
+{
+    piece *first = NULL;
+    for (size_t i = 0; i < count; i++) {
+        piece *other = &pieces[i];
+        if (other->row == other->rows->count) continue;
+        bool sooner = first == NULL || row_at(other, other->row) < row_at(first, first->row);
+        if (sooner) first = other;
     }
     return first;
 }
 
-static refit_status check_tensor(const rft_manifest_tensor *tensor, rank_run *runs, uint32_t ranks,
+static refit_status check_each_row(const rft_manifest_tensor *tensor, piece *pieces, size_t count,
+                                   uint64_t *end, refit_error *error)
+{
+    piece *last = NULL, *next;
+    while ((next = find_first(pieces, count)) != NULL) {
+        uint64_t begin = row_at(next, next->row++);
+        if (begin > *end) return fail_hole(tensor, *end, error);
+        if (begin < *end) return fail_overlap(tensor, last, next, begin, error);
+        *end = begin + next->rows->bytes;
+        last = next;
+    }
+    return REFIT_OK;
+}
+
+static refit_status check_tensor(const rft_manifest_tensor *tensor, piece *pieces, size_t count,
                                  refit_error *error)
 {
     uint64_t end = 0;
-    uint32_t last = ranks;
-    while (end < tensor->bytes) {
-        uint32_t rank = find_first(runs, ranks);
-        RFT_REFUSE_IF(rank == ranks || runs[rank].offset > end, error, REFIT_ERR_INVALID,
-                      "the ranks do not publish all of tensor \"%.80s\": none has its byte %llu of "
-                      "%llu",
-                      tensor->name, (unsigned long long)end, (unsigned long long)tensor->bytes);
-        RFT_REFUSE_IF(
-            runs[rank].offset < end, error, REFIT_ERR_INVALID,
-            "ranks %u and %u both publish byte %llu of tensor \"%.80s\": of replicas only "
-            "one is published",
-            last < rank ? last : rank, last < rank ? rank : last,
-            (unsigned long long)runs[rank].offset, tensor->name);
-        last = rank;
-        end = runs[rank].offset + runs[rank].bytes;
-        next_run(&runs[rank]);
+    if (count > 1) qsort(pieces, count, sizeof *pieces, compare_pieces);
+    for (size_t i = 0, size; i < count; i += size) {
+        size = group_size(pieces + i, count - i);
+        if (pieces[i].rows->offset > end) break;
+        RFT_TRY(is_regular(pieces + i, size)
+                    ? check_first_row(tensor, pieces + i, size, &end, error)
+                    : check_each_row(tensor, pieces + i, size, &end, error));
     }
-    uint32_t rank = find_first(runs, ranks);
-    RFT_REFUSE_IF(
-        rank < ranks, error, REFIT_ERR_INVALID,
-        "ranks %u and %u both publish byte %llu of tensor \"%.80s\": of replicas only one "
-        "is published",
-        last < rank ? last : rank, last < rank ? rank : last, (unsigned long long)runs[rank].offset,
-        tensor->name);
-    return REFIT_OK;
+    return end < tensor->bytes ? fail_hole(tensor, end, error) : REFIT_OK;
+}
+
+/* Notes what each rank has of the tensor; returns how many pieces that is. NULL: counts them. */
+static size_t list_pieces(rft_want *const *shards, uint32_t ranks, uint32_t tensor, piece *pieces)
+{
+    size_t count = 0;
+    for (uint32_t rank = 0; rank < ranks; rank++) {
+        const rft_want *shard = shards[rank];
+        for (uint32_t i = shard->first[tensor]; i < shard->first[tensor + 1]; i++, count++)
+            if (pieces != NULL) pieces[count] = (piece){&shard->rows[i], rank, 0};
+    }
+    return count;
 }
 
 refit_status rft_shards_check(const rft_manifest *manifest, rft_want *const *shards, uint32_t ranks,
                               refit_error *error)
 {
     refit_status status = REFIT_OK;
-    rank_run *runs = rft_calloc(ranks, sizeof *runs);
-    RFT_REFUSE_IF(runs == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory to compare %u shards",
+    size_t most = 1;
+    for (uint32_t i = 0; i < manifest->count; i++) {
+        size_t count = list_pieces(shards, ranks, i, NULL);
+        if (count > most) most = count;
+    }
+    piece *pieces = rft_calloc(most, sizeof *pieces);
+    RFT_REFUSE_IF(pieces == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory to compare %u shards",
                   ranks);
     for (uint32_t i = 0; status == REFIT_OK && i < manifest->count; i++) {
         if (manifest->tensors[i].alias_of != REFIT_NO_ALIAS) continue;
-        for (uint32_t rank = 0; rank < ranks; rank++) {
-            runs[rank].walk = rft_want_walk_begin(shards[rank], i, 0, UINT64_MAX);
-            next_run(&runs[rank]);
-        }
-        status = check_tensor(&manifest->tensors[i], runs, ranks, error);
+        size_t count = list_pieces(shards, ranks, i, pieces);
+        status = check_tensor(&manifest->tensors[i], pieces, count, error);
     }
-    rft_free(runs);
+    rft_free(pieces);
     return status;
 }
 

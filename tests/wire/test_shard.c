@@ -360,6 +360,107 @@ TEST(holes_overlaps_and_replicas_are_named)
     }
 }
 
+/* ---- Rows that are almost columns of a tensor */
+
+#define LINE   12u
+#define LINES  5u
+#define BYTES  (LINE * LINES)
+#define OWNERS 3u
+
+/* Three columns, of which one may begin, end or repeat itself elsewhere. */
+static void draw_columns(uint64_t *seed, rft_want_rows columns[OWNERS])
+{
+    uint64_t first = 1 + seeded_below(seed, 5), second = first + 1 + seeded_below(seed, 5);
+    columns[0] = (rft_want_rows){0, 0, LINES, LINE, first};
+    columns[1] = (rft_want_rows){0, first, LINES, LINE, second - first};
+    columns[2] = (rft_want_rows){0, second, LINES, LINE, LINE - second};
+    rft_want_rows *rows = &columns[seeded_below(seed, OWNERS)];
+    switch (seeded_below(seed, 6)) {
+    case 0: rows->bytes += seeded_below(seed, 2); break;
+    case 1: rows->bytes -= rows->bytes > 1; break;
+    case 2: rows->count -= 1 + seeded_below(seed, 2); break;
+    case 3: rows->offset += seeded_below(seed, 2) * LINE; break;
+    case 4: rows->stride += rows->bytes < LINE - 1; break;
+    default: break;
+    }
+    while (rows->offset + (rows->count - 1) * rows->stride + rows->bytes > BYTES)
+        rows->count--;
+}
+
+/* What is wrong with the first byte that is not one rank's; false if each is. */
+static bool find_fault(const rft_want_rows columns[OWNERS], char words[40])
+{
+    unsigned owners[BYTES] = {0};
+    for (uint32_t i = 0; i < OWNERS; i++)
+        for (uint64_t row = 0; row < columns[i].count; row++)
+            for (uint64_t k = 0; k < columns[i].bytes; k++)
+                owners[columns[i].offset + row * columns[i].stride + k]++;
+    for (unsigned at = 0; at < BYTES; at++) {
+        if (owners[at] == 1) continue;
+        (void)snprintf(words, 40, owners[at] == 0 ? "its byte %u of" : "both publish byte %u of",
+                       at);
+        return true;
+    }
+    return false;
+}
+
+TEST(columns_are_judged_as_their_bytes_are)
+{
+    const refit_tensor tensor = {sizeof tensor, "t",   REFIT_U8,      2,
+                                 {LINES, LINE}, BYTES, REFIT_NO_ALIAS};
+    rft_manifest *manifest = sample_manifest(&tensor, 1, 65536);
+    uint64_t seed = 11;
+    unsigned faults = 0;
+    for (uint32_t i = 0; i < 400 * SEEDS; i++) {
+        rft_want_rows columns[OWNERS];
+        rft_want *shards[OWNERS] = {NULL};
+        char words[40];
+        refit_error error = {0};
+        draw_columns(&seed, columns);
+        for (uint32_t rank = 0; rank < OWNERS; rank++) {
+            rft_bytes list = {0};
+            assert_ok(rft_want_append(&list, &columns[rank], NULL));
+            assert_ok(rft_want_open(manifest, rft_bytes_view(&list), &shards[rank], NULL));
+            rft_bytes_close(&list);
+        }
+        bool fault = find_fault(columns, words);
+        refit_status status = rft_shards_check(manifest, shards, OWNERS, &error);
+        assert_int_equal(status, fault ? REFIT_ERR_INVALID : REFIT_OK);
+        if (fault) assert_says(&error, words);
+        faults += fault;
+        for (uint32_t rank = 0; rank < OWNERS; rank++)
+            rft_want_release(shards[rank]);
+    }
+    assert_in_range(faults, 100 * SEEDS, 350 * SEEDS);
+    rft_manifest_close(manifest);
+}
+
+/* Boxes around one in the middle: no line divides them. */
+TEST(boxes_that_no_line_divides_are_walked_row_by_row)
+{
+    static const rft_want_rows boxes[] = {{0, 0, 3, 10, 6},
+                                          {0, 6, 5, 10, 4},
+                                          {0, 30, 5, 10, 3},
+                                          {0, 33, 2, 10, 3},
+                                          {0, 53, 3, 10, 7}};
+    const refit_tensor tensor = {sizeof tensor, "t", REFIT_U8, 2, {8, 10}, 80, REFIT_NO_ALIAS};
+    rft_manifest *manifest = sample_manifest(&tensor, 1, 65536);
+    rft_want *shards[COUNT_OF(boxes)];
+    for (uint32_t missing = 0; missing <= COUNT_OF(boxes); missing++) {
+        for (uint32_t rank = 0; rank < COUNT_OF(boxes); rank++) {
+            rft_bytes list = {0};
+            if (rank != missing) assert_ok(rft_want_append(&list, &boxes[rank], NULL));
+            assert_ok(rft_want_open(manifest, rft_bytes_view(&list), &shards[rank], NULL));
+            rft_bytes_close(&list);
+        }
+        refit_status status = rft_shards_check(manifest, shards, COUNT_OF(boxes), NULL);
+        assert_int_equal(status, missing == COUNT_OF(boxes) ? REFIT_OK : REFIT_ERR_INVALID);
+        for (uint32_t rank = 0; rank < COUNT_OF(boxes); rank++)
+            rft_want_release(shards[rank]);
+    }
+    rft_manifest_close(manifest);
+}
+
 TEST(a_tensor_that_no_rank_has_is_named)
 {
     shard_rig rig;
