@@ -124,7 +124,7 @@ static void say_goodbye(refit_publisher *publisher, bool final, int64_t leave_at
         rft_transaction_abort(&publisher->server, REFIT_ERR_CLOSED, "the trainer closes");
     }
     rft_server_leave(&publisher->server, final);
-    rft_rank_link_leave(&publisher->server);
+    rft_rank_link_leave(&publisher->server, "the publisher closes");
     publisher->leave_at = leave_at;
     publisher->stopping = true;
     rft_unlock(&publisher->lock);

@@ -29,11 +29,10 @@ static bool is_connected(const rft_rank_link *link)
 void rft_rank_link_open(rft_server *server, const char *endpoint, uint64_t instance, int64_t now)
 {
     rft_rank_link *link = &server->ranks.link;
-    bool same = link->state != RFT_LINK_OFF && strcmp(link->endpoint, endpoint) == 0;
     rft_log(REFIT_LOG_INFO, "rank %" PRIu32 " of %" PRIu32 " looks for rank 0 at %s",
             server->ranks.rank, server->ranks.count, endpoint);
     rft_send_queue_reset(&link->send_queue);
-    link->reopen = !same;
+    link->reopen = true;
     link->state = RFT_LINK_CONNECTING;
     link->instance = instance;
     link->epoch = link->offered = link->decided = link->aborted = 0;
@@ -113,6 +112,7 @@ static void send_shard(rft_server *server)
     message.as.shard.rank = server->ranks.rank;
     message.as.shard.ranks = server->ranks.count;
     message.as.shard.endpoint = rft_view_text(server->endpoint);
+    message.as.shard.held = server->current.version;
     do {
         uint32_t count = shard->row_count - from < most ? shard->row_count - from : most;
         message.as.shard.from = from;
@@ -136,13 +136,14 @@ void rft_rank_link_send_failed(rft_server *server, refit_status status, const ch
     link_send(server, &message);
 }
 
-void rft_rank_link_leave(rft_server *server)
+void rft_rank_link_leave(rft_server *server, const char *reason)
 {
     rft_message message = {.kind = RFT_BYE};
     rft_rank_link *link = &server->ranks.link;
-    if (!is_connected(link)) return;
+    bool connected = is_connected(link);
     link->state = RFT_LINK_OFF;
-    message.as.bye.reason = rft_view_text("the publisher closes");
+    if (!connected) return;
+    message.as.bye.reason = rft_view_text(reason);
     link_send(server, &message);
 }
 
@@ -172,6 +173,7 @@ static void answer_welcome(rft_server *server, const rft_message *message)
             "their shards are (refit_publisher_shard)");
         return;
     }
+    if (link->epoch == 0) link->own_epoch = server->epoch;
     link->epoch = message->as.welcome.epoch;
     server->epoch = link->epoch;
     if (server->current.version == 0) server->current.epoch = link->epoch;

@@ -32,19 +32,50 @@ bool rft_ranks_follows(const rft_server *server)
     return server->ranks.count > 0 && server->ranks.rank > 0;
 }
 
+/* What rank 0 knows of the peer, if that is one of the ranks. */
+static rft_rank *rank_of(const rft_server *server, const rft_peer *peer)
+{
+    bool known =
+        rft_ranks_coordinates(server) && peer->rank > 0 && peer->rank < server->ranks.count;
+    rft_rank *rank = known ? &server->ranks.list[peer->rank] : NULL;
+    return rank != NULL && rank->peer == peer ? rank : NULL;
+}
+
 /* ---- Opening and closing */
+
+/* Workers and ranks join once more. A rank that had joined with the tensors as they were divided
+ * has to hear from its user first how they are now; one that has heard comes by itself. */
+static void dismiss(rft_server *server)
+{
+    static const char reason[] = "rank 0 has divided the tensors anew, or not at all";
+    for (uint32_t i = server->peers.count; i-- > 0;) {
+        rft_peer *peer = server->peers.live[i];
+        const rft_rank *rank = rank_of(server, peer);
+        bool divided = rank != NULL && rank->instance == peer->instance;
+        if (peer->subscribed || peer->rank > 0)
+            rft_server_refuse(server, &peer->id, REFIT_ERR_STALE, divided, reason);
+        if (peer->rank > 0) rft_peers_drop(&server->peers, peer);
+    }
+}
+
+/* What is served from now on is numbered by this publisher. */
+static void take_back_epoch(rft_server *server)
+{
+    rft_rank_link *link = &server->ranks.link;
+    if (link->epoch == 0) return;
+    server->epoch = link->own_epoch;
+    server->current = (rft_version_id){.epoch = server->epoch};
+    link->epoch = 0;
+}
 
 void rft_ranks_close(rft_server *server)
 {
     rft_ranks *ranks = &server->ranks;
-    rft_rank_link link = ranks->link;
     uint64_t edition = ranks->edition;
-    for (uint32_t i = 0; ranks->count > 0 && i < server->peers.count; i++) {
-        const rft_peer *peer = server->peers.live[i];
-        if (peer->subscribed || peer->rank > 0)
-            rft_server_refuse(server, &peer->id, REFIT_ERR_STALE, false,
-                              "the tensors are divided anew: join once more");
-    }
+    if (ranks->count > 0) dismiss(server);
+    rft_rank_link_leave(server, "it has no shard of these tensors any more");
+    take_back_epoch(server);
+    rft_rank_link link = ranks->link;
     for (uint32_t i = 0; ranks->list != NULL && i < ranks->count; i++) {
         rft_want_release(ranks->list[i].shard);
         rft_want_release(ranks->list[i].agreed);
@@ -97,14 +128,6 @@ static bool is_open(const rft_server *server, uint64_t version)
 }
 
 /* ---- Joining */
-
-static rft_rank *rank_of(const rft_server *server, const rft_peer *peer)
-{
-    bool known =
-        rft_ranks_coordinates(server) && peer->rank > 0 && peer->rank < server->ranks.count;
-    rft_rank *rank = known ? &server->ranks.list[peer->rank] : NULL;
-    return rank != NULL && rank->peer == peer ? rank : NULL;
-}
 
 void rft_ranks_list_missing(const rft_server *server, char *text, size_t room)
 {
@@ -159,29 +182,40 @@ static void refuse_failure(rft_server *server, rft_peer *peer)
     rft_server_refuse(server, &peer->id, (refit_status)why->status, true, why->text);
 }
 
-/* The last shard has come: whether they are the tensors. */
+static refit_status check_shards(const rft_server *server, refit_error *error)
+{
+    const rft_ranks *ranks = &server->ranks;
+    rft_want **shards = rft_calloc(ranks->count, sizeof *shards);
+    RFT_REFUSE_IF(shards == NULL, error, REFIT_ERR_HOST_MEMORY,
+                  "no memory to compare the shards of %" PRIu32 " ranks", ranks->count);
+    for (uint32_t i = 0; i < ranks->count; i++)
+        shards[i] = ranks->list[i].shard;
+    refit_status status = rft_shards_check(server->store->manifest, shards, ranks->count, error);
+    rft_free(shards);
+    return status;
+}
+
+/* Whether they are the tensors, once the last shard has come. */
 static void compare(rft_server *server)
 {
     rft_ranks *ranks = &server->ranks;
-    rft_want **shards = rft_calloc(ranks->count, sizeof *shards);
     for (uint32_t i = 0; i < ranks->count; i++) {
-        if (ranks->list[i].shard == NULL || shards == NULL) {
-            rft_free(shards);
-            return;
-        }
-        shards[i] = ranks->list[i].shard;
+        if (ranks->list[i].shard == NULL) return;
     }
-    refit_status status =
-        rft_shards_check(server->store->manifest, shards, ranks->count, &ranks->failure);
-    rft_free(shards);
-    ranks->complete = status == REFIT_OK;
     ranks->edition++;
-    for (uint32_t i = 0; ranks->complete && i < ranks->count; i++) {
-        rft_want_release(ranks->list[i].agreed);
-        ranks->list[i].agreed = rft_want_acquire(ranks->list[i].shard);
+    ranks->complete = check_shards(server, &ranks->failure) == REFIT_OK;
+    if (!ranks->complete) {
+        each_rank(server, refuse_failure);
+        return;
     }
-    if (ranks->complete) ranks->failure.status = REFIT_OK;
-    each_rank(server, ranks->complete ? welcome : refuse_failure);
+    for (uint32_t i = 0; i < ranks->count; i++) {
+        rft_rank *rank = &ranks->list[i];
+        rft_want_release(rank->agreed);
+        rank->agreed = rft_want_acquire(rank->shard);
+        rank->instance = rank->peer == NULL ? 0 : rank->peer->instance;
+    }
+    ranks->failure.status = REFIT_OK;
+    each_rank(server, welcome);
 }
 
 /* Appends the rows of one message, of which a list has several. `*whole`: it was the last. */
@@ -239,10 +273,17 @@ static void doom_replaced(rft_server *server, const rft_rank *rank, const rft_pe
     rft_transaction_doom(server, REFIT_ERR_PEER, text);
 }
 
-/* Whether the tensors are divided anew by a rank that is faster than rank 0: it waits for that. */
-static bool is_early(const rft_rank *rank, const rft_want *want)
+/* Whether the shards were not the tensors: only rank 0's user can begin once more. */
+static bool has_failed(const rft_ranks *ranks)
 {
-    return rank->agreed != NULL && !rft_want_equal(rank->agreed, want);
+    return ranks->failure.status != REFIT_OK && ranks->failure.status != REFIT_ERR_PEER;
+}
+
+/* Whether the tensors are divided anew by a rank that is faster than rank 0: it waits for that. So
+ * it does where they were divided in a way that cannot be. */
+static bool is_early(const rft_ranks *ranks, const rft_rank *rank, const rft_want *want)
+{
+    return has_failed(ranks) || (rank->agreed != NULL && !rft_want_equal(rank->agreed, want));
 }
 
 void rft_ranks_take_shard(rft_server *server, rft_peer *peer, const rft_message *shard)
@@ -257,7 +298,7 @@ void rft_ranks_take_shard(rft_server *server, rft_peer *peer, const rft_message 
     if (want == NULL) return;
     rft_ranks *ranks = &server->ranks;
     rft_rank *rank = &ranks->list[peer->rank];
-    if (is_early(rank, want)) {
+    if (is_early(ranks, rank, want)) {
         rft_want_release(want);
         rft_server_refuse(server, &peer->id, REFIT_ERR_STATE, false,
                           "rank 0 has to say once more which shard it has");
@@ -269,6 +310,7 @@ void rft_ranks_take_shard(rft_server *server, rft_peer *peer, const rft_message 
     rft_want_release(rank->shard);
     rank->shard = want;
     rank->peer = peer;
+    rank->held = shard->as.shard.held;
     rft_view_print(shard->as.shard.endpoint, rank->endpoint, sizeof rank->endpoint);
     if (again) {
         welcome(server, peer);
@@ -296,7 +338,8 @@ void rft_ranks_lose(rft_server *server, rft_peer *peer, refit_status status, con
     rft_want_release(rank->shard);
     rank->shard = NULL;
     server->ranks.complete = false;
-    (void)rft_fail(&server->ranks.failure, REFIT_ERR_PEER, "%s", text);
+    if (!has_failed(&server->ranks))
+        (void)rft_fail(&server->ranks.failure, REFIT_ERR_PEER, "%s", text);
     rft_transaction_doom(server, REFIT_ERR_PEER, text);
     /* The others join once more, and are told when all are there again. */
     for (uint32_t i = 1; i < server->ranks.count; i++) {
@@ -309,6 +352,8 @@ void rft_ranks_lose(rft_server *server, rft_peer *peer, refit_status status, con
 static void tell_outcome(rft_server *server, rft_peer *peer, uint64_t version)
 {
     if (version == server->current.version) {
+        server->ranks.list[peer->rank].held = version;
+        server->regroup = true; /* workers may have waited for it */
         if (rft_store_served(server->store) == &server->store->committed)
             rft_server_send_seal(server, peer);
         rft_server_send_commit(server, peer, version);
@@ -341,6 +386,8 @@ static void check_begun(rft_server *server)
     const rft_rank_link *link = &ranks->link;
     if (ranks->rank > 0 && link->aborted == server->transaction.version)
         rft_transaction_doom(server, REFIT_ERR_PEER, link->aborted_why.text);
+    if (ranks->rank > 0 && link->offered != server->transaction.version)
+        rft_transaction_doom(server, REFIT_ERR_PEER, "rank 0 has given it up meanwhile");
     if (!ranks->complete)
         rft_transaction_doom(server, REFIT_ERR_PEER,
                              ranks->failure.status == REFIT_OK ? "a rank joins again"
@@ -383,7 +430,11 @@ refit_status rft_ranks_take_sums(rft_server *server, rft_peer *peer, const rft_m
     rft_rank *rank = rank_of(server, peer);
     uint64_t version = sums->as.sums.version, most = server->limits.manifest_bytes;
     rft_view list = sums->as.sums.tensors, words = sums->as.sums.words;
-    if (rank == NULL || !is_open(server, version) || rank->summed == version) return REFIT_OK;
+    if (rank == NULL || rank->summed == version) return REFIT_OK;
+    if (!is_open(server, version)) {
+        if (!sums->as.sums.more) tell_outcome(server, peer, version);
+        return REFIT_OK;
+    }
     if (rank->version != version) rank->sums = 0;
     rank->version = version;
     uint64_t count = rank->sums + list.count / 8, originals = server->store->manifest->originals;
@@ -495,6 +546,7 @@ void rft_ranks_tell_seal(rft_server *server)
 
 static void tell_commit(rft_server *server, rft_peer *peer)
 {
+    server->ranks.list[peer->rank].held = server->transaction.version;
     rft_server_send_commit(server, peer, server->transaction.version);
 }
 
@@ -515,11 +567,21 @@ void rft_ranks_tell_abort(rft_server *server, refit_status status, const char *r
 
 /* ---- To workers */
 
-bool rft_ranks_introduce(rft_server *server, rft_peer *peer)
+/* Whether each rank can serve the version. One that was lost may have come back without it. */
+static bool have_version(const rft_server *server, uint64_t version)
+{
+    if (is_open(server, version)) return true;
+    for (uint32_t i = 1; i < server->ranks.count; i++) {
+        if (server->ranks.list[i].held != version) return false;
+    }
+    return true;
+}
+
+bool rft_ranks_introduce(rft_server *server, rft_peer *peer, uint64_t version)
 {
     const rft_ranks *ranks = &server->ranks;
     if (ranks->count == 0) return true;
-    if (!ranks->complete) return false;
+    if (!ranks->complete || !have_version(server, version)) return false;
     if (peer->shards_edition == ranks->edition) return true;
     for (uint32_t i = 0; i < ranks->count; i++) {
         const rft_rank *rank = &ranks->list[i];

@@ -32,7 +32,9 @@ typedef struct rft_rank {
     rft_bytes rows;   /* of a shard that has come in part */
     uint64_t version; /* whose sums come, so many so far */
     uint32_t sums;
-    uint64_t summed; /* the last version that it has written; 0: none */
+    uint64_t summed;   /* the last version that it has written; 0: none */
+    uint64_t held;     /* the version that it serves; 0: none */
+    uint64_t instance; /* which one it was when all were the tensors last */
     char endpoint[RFT_ENDPOINT_BYTES];
 } rft_rank;
 
@@ -43,6 +45,8 @@ typedef struct rft_rank {
  *                     ▲   ▲                  │ REFUSE           │ silence, BYE, REFUSE
  *                     │   └──────────────────┘                  │
  *                     └─────────────────────────────────────────┘
+ *
+ * A REFUSE for good leads back to OFF, and so does close.
  */
 typedef enum rft_link_state {
     RFT_LINK_OFF,
@@ -55,9 +59,10 @@ typedef struct rft_rank_link {
     rft_link_state state;
     char endpoint[RFT_ENDPOINT_BYTES]; /* of rank 0; empty: off */
     bool unopened;                     /* the channel could not be opened */
-    bool reopen;                       /* the channel is that of another endpoint */
+    bool reopen;                       /* another channel is to be opened */
     uint64_t instance;
-    uint64_t epoch; /* of rank 0, since it was joined first; 0: it was not */
+    uint64_t epoch;     /* of rank 0, since it was joined first; 0: it was not */
+    uint64_t own_epoch; /* of this publisher, while that stands in its place */
     rft_send_queue send_queue;
     uint32_t silence_ms; /* of WELCOME: rank 0 is lost once it is silent so long */
     int64_t heard;
@@ -89,7 +94,7 @@ typedef struct rft_ranks {
 
 struct rft_server;
 
-/* The tensors are this publisher's alone again. */
+/* The tensors are this publisher's alone again: the ranks of before are told, or rank 0. */
 void rft_ranks_close(struct rft_server *server);
 /* From now on the server's store has the shard of `rank` of `count`. Rank 0 then waits for the
  * others. REFIT_ERR_HOST_MEMORY. */
@@ -108,7 +113,8 @@ bool rft_ranks_follows(const struct rft_server *server);
 
 /* A rank says which shard it has: it joins, or is refused and told why. */
 void rft_ranks_take_shard(struct rft_server *server, rft_peer *peer, const rft_message *shard);
-/* It has written its shard. REFIT_ERR_PROTOCOL: the message does not fit the version. */
+/* It has written its shard. Of a version that is over it is told what became of it.
+ * REFIT_ERR_PROTOCOL: the message does not fit the version. */
 refit_status rft_ranks_take_sums(struct rft_server *server, rft_peer *peer, const rft_message *sums,
                                  refit_error *error);
 /* It has failed with a version, or is gone: the version under way cannot be committed. Of one that
@@ -130,8 +136,8 @@ void rft_ranks_tell_commit(struct rft_server *server);
 void rft_ranks_tell_abort(struct rft_server *server, refit_status status, const char *reason);
 
 /* Tells a worker where the shards are, unless it knows, or there is one publisher alone. False:
- * they are not all there now. */
-bool rft_ranks_introduce(struct rft_server *server, rft_peer *peer);
+ * they are not all there now, or not all have the version. */
+bool rft_ranks_introduce(struct rft_server *server, rft_peer *peer, uint64_t version);
 
 /* Notes the ranks that are missing, for a sentence: "1, 3 and 2 more". */
 void rft_ranks_list_missing(const struct rft_server *server, char *text, size_t room);
@@ -148,6 +154,6 @@ void rft_rank_link_tick(struct rft_server *server, int64_t now);
 int64_t rft_rank_link_tick_at(const struct rft_server *server);
 /* The user has dropped the version under way, or its commit was cancelled: rank 0 is told. */
 void rft_rank_link_send_failed(struct rft_server *server, refit_status status, const char *reason);
-void rft_rank_link_leave(struct rft_server *server);
+void rft_rank_link_leave(struct rft_server *server, const char *reason);
 
 #endif

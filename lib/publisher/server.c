@@ -386,7 +386,8 @@ static rft_peer *admit_new(rft_server *server, const caller *from)
     uint32_t most = from->rank > 0 ? RFT_RANKS_MOST : server->config->limits_workers;
     if (count_alike(server, from) >= most) {
         refuse_hello(server, from, REFIT_ERR_LIMIT, false,
-                     "the trainer has as many workers as limits.workers allows");
+                     from->rank > 0 ? "the trainer has as many ranks as it can have"
+                                    : "the trainer has as many workers as limits.workers allows");
         return NULL;
     }
     if (rft_peers_add(&server->peers, &peer, &why) != REFIT_OK) {
@@ -728,6 +729,14 @@ static bool note_have(const rft_server *server, rft_peer *peer, rft_view have)
     return true;
 }
 
+/* No more than its window has. */
+static void add_credits(rft_peer *peer, const rft_message *pull)
+{
+    int64_t most = (int64_t)peer->window * RFT_CREDIT;
+    int64_t credits = peer->task.credits + (int64_t)pull->as.pull.credits * RFT_CREDIT;
+    peer->task.credits = (int32_t)(credits < most ? credits : most);
+}
+
 static void answer_pull(rft_server *server, rft_peer *peer, const rft_message *message, int64_t now)
 {
     (void)now;
@@ -741,23 +750,29 @@ static void answer_pull(rft_server *server, rft_peer *peer, const rft_message *m
                   "it has other frames of a version than there are");
         return;
     }
-    int64_t most = (int64_t)peer->window * RFT_CREDIT;
-    int64_t credits = task->credits + (int64_t)message->as.pull.credits * RFT_CREDIT;
-    task->credits = (int32_t)(credits < most ? credits : most);
+    add_credits(peer, message);
+}
+
+/* Whether it asks for the same rows as before. */
+static bool asks_again(const rft_peer *peer, rft_view rows)
+{
+    return peer->sent != NULL && rows.count == peer->sent->encoded.count &&
+           memcmp(rows.data, peer->sent->encoded.data, rows.count) == 0;
 }
 
 /* What the first PULL of a version says that comes from several publishers. */
-static refit_status note_rows(rft_server *server, rft_peer *peer, const rft_message *message,
+static refit_status note_rows(rft_server *server, rft_peer *peer, rft_view asked,
                               refit_error *error)
 {
     rft_want *rows = NULL, *known = NULL;
     rft_bytes encoded = {0};
     const rft_store *store = server->store;
-    if (message->as.pull.rows.count == 0) { /* all of it */
+    if (asked.count == 0) { /* all of it */
         rft_peer_set_want(&peer->sent, rft_want_acquire(store->shard));
         return REFIT_OK;
     }
-    RFT_TRY(rft_want_open(store->manifest, message->as.pull.rows, &rows, error));
+    if (asks_again(peer, asked)) return REFIT_OK;
+    RFT_TRY(rft_want_open(store->manifest, asked, &rows, error));
     refit_status status = rft_want_intersect(store->shard, rows, &encoded, error);
     if (status == REFIT_OK)
         status = rft_want_open(store->manifest, rft_bytes_view(&encoded), &known, error);
@@ -790,7 +805,8 @@ static bool is_past(const rft_server *server, const rft_message *pull)
     return !here && !comes && version <= transaction->last;
 }
 
-static void answer_first_pull(rft_server *server, rft_peer *peer, const rft_message *message)
+/* False: the peer was evicted. */
+static bool answer_first_pull(rft_server *server, rft_peer *peer, const rft_message *message)
 {
     refit_error why;
     uint64_t version = message->as.pull.version;
@@ -799,15 +815,15 @@ static void answer_first_pull(rft_server *server, rft_peer *peer, const rft_mess
     if (is_past(server, message)) {
         rft_server_send_abort(server, peer, version, REFIT_ERR_STALE,
                               "this rank does not have the version any more");
-        return;
+        return true;
     }
-    refit_status status = note_rows(server, peer, message, &why);
+    refit_status status = note_rows(server, peer, message->as.pull.rows, &why);
     if (status == REFIT_OK && have.count > 0 && !note_have(server, peer, have))
         status =
             rft_fail(&why, REFIT_ERR_PROTOCOL, "it has other frames of a version than there are");
     if (status != REFIT_OK) {
         break_off(server, peer, status, why.text);
-        return;
+        return false;
     }
     if (have.count == 0) rft_bytes_reset(&peer->have);
     peer->path = REFIT_PATH_SOCKET;
@@ -815,20 +831,17 @@ static void answer_first_pull(rft_server *server, rft_peer *peer, const rft_mess
                             .version = version,
                             .base = message->as.pull.base,
                             .path = REFIT_PATH_SOCKET};
+    return true;
 }
 
 /* A worker of rank 0 asks this rank for frames. */
 static void answer_fetch(rft_server *server, rft_peer *peer, const rft_message *message,
                          int64_t now)
 {
-    uint32_t count = server->peers.count;
-    if (message->as.pull.manifest.count > 0) answer_first_pull(server, peer, message);
-    if (server->peers.count < count) return; /* it was evicted */
-    int64_t most = (int64_t)peer->window * RFT_CREDIT;
-    if (!is_task(peer, message->as.pull.version)) return;
-    int64_t credits = peer->task.credits + (int64_t)message->as.pull.credits * RFT_CREDIT;
-    peer->task.credits = (int32_t)(credits < most ? credits : most);
     (void)now;
+    bool first = message->as.pull.manifest.count > 0;
+    if (first && !answer_first_pull(server, peer, message)) return;
+    if (is_task(peer, message->as.pull.version)) add_credits(peer, message);
 }
 
 static uint32_t read_u32(const unsigned char *at)

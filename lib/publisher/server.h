@@ -10,7 +10,8 @@
  *
  * server.c has the workers and their messages, transaction.c one version from begin to its end (its
  * states are drawn there), ranks.c the other publishers of several, rank_link.c what rank 0 of them
- * says, server_send.c the messages to workers. Calls go along the arrows only, also past others.
+ * says, server_send.c the messages to workers. Calls go along the arrows only, also past others;
+ * but ranks.c dooms a version (rft_transaction_doom), which transaction.c then ends.
  */
 #ifndef RFT_SERVER_H
 #define RFT_SERVER_H

@@ -333,7 +333,7 @@ void rft_server_offer(rft_server *server, rft_peer *peer, int64_t now)
     rft_neighbor_role role = RFT_NEIGHBOR_NONE;
     if (path == REFIT_PATH_SOCKET) {
         send_manifest(server, peer, now);
-        if (!rft_ranks_introduce(server, peer)) return; /* a rank is missing */
+        if (!rft_ranks_introduce(server, peer, digests->version)) return;
         if (!find_role(server, peer, digests->version, now, &role, &receiver)) {
             peer->task = (rft_task){0}; /* of an older version, about which it may still decide */
             return;

@@ -129,6 +129,7 @@ static const rft_field shard_fields[] = {
     {"rows", BYTES(shard.rows), .optional = true, .unit = RFT_WANT_ENTRY_BYTES},
     {"from", U32(shard.from), .optional = true},
     {"more", BOOL(shard.more), .optional = true},
+    {"held", U64(shard.held), .optional = true},
 };
 
 static const rft_field sums_fields[] = {

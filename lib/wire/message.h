@@ -184,6 +184,7 @@ typedef struct rft_message {
             rft_view rows;     /* what it publishes, as WANT has it */
             uint32_t from;     /* S→P: rows before these, in messages before this one */
             bool more;         /* S→P: and further ones follow */
+            uint64_t held;     /* S→P: the last version that it has, whole; 0: none */
         } shard;
         struct {
             uint64_t version;

@@ -134,15 +134,15 @@ typedef struct piece {
     uint64_t row; /* the next, of a walk */
 } piece;
 
-static uint64_t row_at(const piece *piece, uint64_t row)
+static uint64_t row_at(const piece *one, uint64_t row)
 {
-    return piece->rows->offset + row * piece->rows->stride;
+    return one->rows->offset + row * one->rows->stride;
 }
 
 /* After the last of its bytes. */
-static uint64_t end_of(const piece *piece)
+static uint64_t end_of(const piece *one)
 {
-    return row_at(piece, piece->rows->count - 1) + piece->rows->bytes;
+    return row_at(one, one->rows->count - 1) + one->rows->bytes;
 }
 
 static int compare_pieces(const void *one, const void *other)

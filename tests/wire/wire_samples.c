@@ -144,6 +144,7 @@ static const field FIELDS[] = {
     VIEW(SHARD, shard.rows, 0, 3 * RFT_WANT_ENTRY_BYTES, many_bytes),
     NUMBER(SHARD, shard.from, 0, UINT32_MAX),
     NUMBER(SHARD, shard.more, 0, 1),
+    NUMBER(SHARD, shard.held, 0, UINT64_MAX),
 
     NUMBER(SUMS, sums.version, 1, UINT64_MAX),
     VIEW(SUMS, sums.tensors, 0, sizeof many_bytes, many_bytes),
