@@ -43,8 +43,8 @@ static rft_rank *rank_of(const rft_server *server, const rft_peer *peer)
 
 /* ---- Opening and closing */
 
-/* Workers and ranks join once more. A rank that had joined with the tensors as they were divided
- * has to hear from its user first how they are now; one that has heard comes by itself. */
+/* Workers and ranks join once more. A rank that has joined since may know already how the tensors
+ * are divided now, and comes by itself; the others have to hear that from their users first. */
 static void dismiss(rft_server *server)
 {
     static const char reason[] = "rank 0 has divided the tensors anew, or not at all";
@@ -210,9 +210,9 @@ static void compare(rft_server *server)
     }
     for (uint32_t i = 0; i < ranks->count; i++) {
         rft_rank *rank = &ranks->list[i];
+        if (rank->agreed == NULL && rank->peer != NULL) rank->instance = rank->peer->instance;
         rft_want_release(rank->agreed);
         rank->agreed = rft_want_acquire(rank->shard);
-        rank->instance = rank->peer == NULL ? 0 : rank->peer->instance;
     }
     ranks->failure.status = REFIT_OK;
     each_rank(server, welcome);

@@ -34,7 +34,7 @@ typedef struct rft_rank {
     uint32_t sums;
     uint64_t summed;   /* the last version that it has written; 0: none */
     uint64_t held;     /* the version that it serves; 0: none */
-    uint64_t instance; /* which one it was when all were the tensors last */
+    uint64_t instance; /* which one it was when all were the tensors first; 0: they were not */
     char endpoint[RFT_ENDPOINT_BYTES];
 } rft_rank;
 

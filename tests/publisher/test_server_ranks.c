@@ -155,7 +155,6 @@ ON_RANKS(ranks_of_before_hear_from_their_users_how_tensors_are_divided_anew)
     ranks_bench_publish(bench);
     ranks_bench_hello(bench, FIRST, 2, 5);
     ranks_bench_say(bench, FIRST, ranks_bench_shard(bench, 2));
-    ranks_bench_hello(bench, FIRST, 2, 6);
     server_bench_forget(&bench->server);
     assert_ok(rft_ranks_open(&bench->server.server, 0, RANKS, NULL));
     server_bench_tick(&bench->server, 0);

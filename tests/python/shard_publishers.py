@@ -17,7 +17,6 @@ import refit
 import torch
 from broadcasting import TIMEOUT, UNHURRIED
 from division_scenes import RANKS, Two
-from refit.errors import PeerError
 from refit.weights.publisher import Publisher
 from refit.weights.subscriber import Subscriber
 from refit.weights.transaction import Transaction
@@ -198,8 +197,6 @@ def dies(rank: int, folder: Path, victim: int) -> object:
         if rank == victim:
             Publisher.lend_all = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
         kind, seconds = kind_of(lambda: send(publisher, refit.named_weights(model)))
-        if kind == PeerError.__name__ and rank == 0:
-            time.sleep(0.5)  # the worker hears of the abort before of the end
         return kind, seconds < 3 * LOST_S, publisher.version
 
 

@@ -60,6 +60,7 @@ struct ranks_rig {
     uint64_t version;
     uint32_t timeout_ms; /* of shard */
     uint32_t faulty;     /* the rank that does something else */
+    uint32_t turn;       /* a rank has what the one so many after it had at first */
 };
 
 static uint64_t width_of(uint32_t tensor)
@@ -98,11 +99,11 @@ static refit_status shard_as(ranks_rig *rig, uint32_t rank, const refit_selectio
     return refit_publisher_shard(rig->publishers[rank], &shards, rig->timeout_ms, error);
 }
 
-static uint32_t list_boxes(uint32_t rank, refit_selection list[TENSORS])
+static uint32_t list_boxes(const ranks_rig *rig, uint32_t rank, refit_selection list[TENSORS])
 {
     uint32_t count = 0;
     for (uint32_t i = 0; i < TENSORS; i++) {
-        box at = box_of(rank, i);
+        box at = box_of((rank + rig->turn) % RANKS, i);
         if (!at.there) continue;
         list[count++] = (refit_selection){.size = sizeof *list,
                                           .name = tensors[i].name,
@@ -116,7 +117,7 @@ static uint32_t list_boxes(uint32_t rank, refit_selection list[TENSORS])
 static refit_status shard(ranks_rig *rig, uint32_t rank, refit_error *error)
 {
     refit_selection list[TENSORS];
-    uint32_t count = list_boxes(rank, list);
+    uint32_t count = list_boxes(rig, rank, list);
     return shard_as(rig, rank, list, count, error);
 }
 
@@ -128,7 +129,7 @@ static refit_status declare_and_shard(ranks_rig *rig, uint32_t rank, refit_error
 
 static refit_status write_box(ranks_rig *rig, uint32_t rank, uint32_t tensor, refit_error *error)
 {
-    box at = box_of(rank, tensor);
+    box at = box_of((rank + rig->turn) % RANKS, tensor);
     if (!at.there) return REFIT_OK;
     uint64_t width = width_of(tensor);
     uint64_t line = tensors[tensor].rank == 2 ? tensors[tensor].shape[1] : 1;
@@ -418,12 +419,45 @@ WITH_RANKS(other_shards_and_one_publisher_again)
         assert_int_equal(rollouts_wait(&rig->workers[i], 3, 1), rollouts_digest(tensors, 3, bytes));
 }
 
+static void await_dismissal(ranks_rig *rig, uint32_t rank)
+{
+    refit_error why = {0};
+    for (int i = 0; i < 20 && strstr(why.text, "divided the tensors anew") == NULL; i++)
+        assert_int_equal(refit_publisher_begin(rig->publishers[rank], 0, &why), REFIT_ERR_PEER);
+    assert_non_null(strstr(why.text, "divided the tensors anew"));
+}
+
+/* Whichever rank is first: none joins with what it had before. */
+WITH_RANKS(tensors_are_divided_in_another_way)
+{
+    open_all(rig);
+    publish_all(rig, 1);
+    rig->turn = 1;
+    start(rig, 0, shard);
+    await_dismissal(rig, 1);
+    await_dismissal(rig, 2);
+    start(rig, 1, shard);
+    start(rig, 2, shard);
+    for (uint32_t i = 0; i < RANKS; i++)
+        finish(rig, i);
+    expect_all(rig, REFIT_OK, "");
+    publish_all(rig, 2);
+    rig->turn = 2;
+    start(rig, 2, shard);
+    start(rig, 1, shard);
+    start(rig, 0, shard);
+    for (uint32_t i = 0; i < RANKS; i++)
+        finish(rig, i);
+    expect_all(rig, REFIT_OK, "");
+    publish_all(rig, 3);
+}
+
 /* ---- Shards that are not the tensors */
 
 static refit_status shard_without_one(ranks_rig *rig, uint32_t rank, refit_error *error)
 {
     refit_selection list[TENSORS];
-    uint32_t count = list_boxes(rank, list);
+    uint32_t count = list_boxes(rig, rank, list);
     if (rank == rig->faulty) list[0].shape[0]--;
     return shard_as(rig, rank, list, count, error);
 }
@@ -431,7 +465,7 @@ static refit_status shard_without_one(ranks_rig *rig, uint32_t rank, refit_error
 static refit_status shard_with_more(ranks_rig *rig, uint32_t rank, refit_error *error)
 {
     refit_selection list[TENSORS];
-    uint32_t count = list_boxes(rank, list);
+    uint32_t count = list_boxes(rig, rank, list);
     if (rank == rig->faulty) {
         list[1].first[1]--;
         list[1].shape[1]++;
@@ -500,7 +534,7 @@ WITH_RANKS(calls_that_cannot_be_are_refused)
     refit_selection list[TENSORS];
     open_ranks(rig);
     one = rig->publishers[1];
-    uint32_t count = list_boxes(1, list);
+    uint32_t count = list_boxes(rig, 1, list);
     refit_shards shards = {sizeof shards, "tcp://127.0.0.1:9", 1, RANKS, list, count};
     assert_invalid(refit_publisher_shard(one, NULL, 0, &why));
     shards.rank = RANKS;
@@ -616,6 +650,23 @@ WITH_RANKS(rank_0_that_goes_ends_the_version_everywhere)
     open_all(rig);
     publish_all(rig, 1);
     lose_rank(rig, 0, true);
+}
+
+/* And the others do not wait until it has been silent for too long. */
+WITH_RANKS(a_rank_that_declares_other_tensors_says_so)
+{
+    refit_error why;
+    open_all(rig);
+    publish_all(rig, 1);
+    assert_ok(refit_publisher_declare(rig->publishers[2], tensors, 3, NULL));
+    change(rig, 2);
+    start(rig, 0, publish);
+    finish(rig, 0);
+    assert_int_equal(rig->threads[0].status, REFIT_ERR_PEER);
+    assert_non_null(strstr(rig->threads[0].error.text, "no shard of these tensors any more"));
+    assert_int_equal(refit_publisher_begin(rig->publishers[1], 2, &why), REFIT_ERR_PEER);
+    all_well(rig, declare_and_shard);
+    publish_all(rig, 3);
 }
 
 WITH_RANKS(a_quorum_of_workers_needs_all_ranks)

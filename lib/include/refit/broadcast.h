@@ -196,7 +196,8 @@ typedef struct refit_shards {
  * decided. A rank that fails, aborts, or is lost ends the version on all ranks, whatever
  * broadcast.commit says. Another rank's refit_publisher_cancel ends its wait in commit, and nothing
  * else. A rank whose connection was lost joins again by itself; one that was started anew is not
- * known, and every rank calls this once more.
+ * known, and every rank calls this once more. So it does after REFIT_ERR_INVALID, and where the
+ * tensors are divided in another way: in any order, a rank that is faster waits for rank 0.
  *
  * Another rank looks for rank 0 by its own configuration, and workers find it at
  * refit_publisher_endpoint: bind an address that they can reach, and no wildcard. With keys all

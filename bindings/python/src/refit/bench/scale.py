@@ -137,15 +137,20 @@ class _Group:
 
 
 def _take(number: int, endpoint: str, host_image: str, shares: list[_Share] | None) -> None:
-    """A worker that reads each version, all that it takes of it, where it lies."""
-    logging.getLogger("refit").setLevel(logging.ERROR)
-    with Subscriber(
+    read_all(
         endpoint,
         worker=f"bench {number}",
         broadcast_host_image=host_image,
         broadcast_delta="never",
         parts=None if shares is None else shares[number],
-    ) as subscriber:
+    )
+
+
+def read_all(endpoint: str, **options: Any) -> None:
+    """A worker, opened with these options of ``Subscriber``: it reads each version, all that it
+    takes of it, where it lies, until the trainer ends."""
+    logging.getLogger("refit").setLevel(logging.ERROR)
+    with Subscriber(endpoint, **options) as subscriber:
         while True:
             try:
                 with subscriber.next(TIMEOUT_S) as update:

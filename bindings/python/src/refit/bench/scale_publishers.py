@@ -12,15 +12,13 @@ from contextlib import ExitStack
 from typing import Any
 
 from refit.bench.links import Links, leave_network
-from refit.bench.scale import PAGE_ELEMENTS, PARAMETERS
+from refit.bench.scale import PARAMETERS, read_all
 from refit.bench.series import Series, ratio
 from refit.bench.states import shapes
 from refit.bench.ways import Shapes, Weights, blank, change
 from refit.bench.workers import TIMEOUT_S, WorkerProcesses
-from refit.errors import CancelledError, ClosedError, DeadlineError
 from refit.weights.manifest import TensorSpec
 from refit.weights.publisher import Publisher
-from refit.weights.subscriber import Subscriber
 
 PORT = 7471
 """Of every rank where it has an address of its own."""
@@ -177,12 +175,4 @@ def _close(number: int) -> None:
 
 
 def _take(number: int, endpoint: str) -> None:
-    logging.getLogger("refit").setLevel(logging.ERROR)
-    with Subscriber(endpoint, worker="bench", **OPTIONS) as subscriber:
-        while True:
-            try:
-                with subscriber.next(TIMEOUT_S) as update:
-                    for it in dict(update.tensors()).values():
-                        it.reshape(-1)[::PAGE_ELEMENTS].sum()
-            except (CancelledError, ClosedError, DeadlineError):
-                return
+    read_all(endpoint, worker="bench", **OPTIONS)

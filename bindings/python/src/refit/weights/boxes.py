@@ -71,7 +71,7 @@ def box_of(name: str, cut: Any, shape: tuple[int, ...]) -> Box:
         return Box.whole(shape)
     if not isinstance(cut, Sequence) or len(cut) > len(shape):
         raise InvalidError(
-            f"{name}: {cut!r} is no part of a tensor of {len(shape)} dimensions: give slices, or "
+            f"{name}: {cut!r} does not fit a tensor of {len(shape)} dimensions: give slices, or "
             "(first, length), of the first of them"
         )
     ranges = [_range_of(name, one, size) for one, size in zip(cut, shape[: len(cut)], strict=True)]

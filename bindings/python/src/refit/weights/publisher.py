@@ -307,7 +307,8 @@ class Publisher(Handle):
 
     def begin(self, version: int | None = None, *, wait: Wait | None = None) -> int:
         """Begins a version: a number above all before it, at least 1, or None for the next one.
-        Returns the number. ``wait``: for what ``commit`` waits, as in ``publish``.
+        Returns the number; 0 for None where rank 0's publisher chooses it (see ``shard``).
+        ``wait``: for what ``commit`` waits, as in ``publish``.
 
         The workers subscribed now are its members. Blocks until they let go of the version whose
         memory it takes, at most broadcast.stage_timeout_ms. Raises StateError (nothing declared, or
