@@ -62,6 +62,7 @@ static void peer_free(rft_peer *peer)
     rft_peer_drop_wants(peer);
     rft_want_release(peer->image.want);
     rft_bytes_close(&peer->have);
+    rft_bytes_close(&peer->rows);
     rft_free(peer);
 }
 

@@ -83,6 +83,7 @@ typedef struct rft_peer {
     uint64_t unmapped; /* a version whose image it was offered is gone: it may yet fail with that */
     uint64_t alone;    /* a version that it receives for itself; 0: none so far */
     bool selects;      /* it wants a part of each version */
+    rft_bytes rows;    /* of such a part, or of a rank's shard, that has not come whole */
     rft_want
         *want; /* acquired; which part, of the store's manifest; NULL: not told so far, or all */
     refit_status unfit; /* what it selects cannot be had of the manifest; REFIT_OK: nothing is known

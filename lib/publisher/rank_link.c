@@ -104,8 +104,7 @@ static void send_hello(rft_server *server)
 /* In as many messages as rank 0 takes them. */
 static void send_shard(rft_server *server)
 {
-    const rft_want *shard = server->store->shard;
-    uint32_t most = rft_ranks_entries(server, RFT_WANT_ENTRY_BYTES), from = 0;
+    rft_want_slice slice = {0};
     rft_message message = {.kind = RFT_SHARD};
     message.as.shard.epoch = server->ranks.link.epoch;
     message.as.shard.manifest = server->store->manifest->digest;
@@ -113,16 +112,12 @@ static void send_shard(rft_server *server)
     message.as.shard.ranks = server->ranks.count;
     message.as.shard.endpoint = rft_view_text(server->endpoint);
     message.as.shard.held = server->current.version;
-    do {
-        uint32_t count = shard->row_count - from < most ? shard->row_count - from : most;
-        message.as.shard.from = from;
-        message.as.shard.rows =
-            (rft_view){shard->encoded.data + (size_t)from * RFT_WANT_ENTRY_BYTES,
-                       (size_t)count * RFT_WANT_ENTRY_BYTES};
-        from += count;
-        message.as.shard.more = from < shard->row_count;
+    while (rft_want_slice_next(server->store->shard, &server->limits, &slice)) {
+        message.as.shard.from = slice.from;
+        message.as.shard.rows = slice.rows;
+        message.as.shard.more = slice.more;
         link_send(server, &message);
-    } while (from < shard->row_count);
+    }
 }
 
 void rft_rank_link_send_failed(rft_server *server, refit_status status, const char *reason)

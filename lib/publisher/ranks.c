@@ -79,7 +79,6 @@ void rft_ranks_close(rft_server *server)
     for (uint32_t i = 0; ranks->list != NULL && i < ranks->count; i++) {
         rft_want_release(ranks->list[i].shard);
         rft_want_release(ranks->list[i].agreed);
-        rft_bytes_close(&ranks->list[i].rows);
     }
     rft_free(ranks->list);
     rft_free(ranks->sums);
@@ -111,13 +110,6 @@ refit_status rft_ranks_open(rft_server *server, uint32_t rank, uint32_t count, r
         server->current = (rft_version_id){0};
     }
     return REFIT_OK;
-}
-
-/* Half of a message is left for all else. */
-uint32_t rft_ranks_entries(const rft_server *server, uint32_t bytes)
-{
-    uint64_t entries = server->limits.message_bytes / 2 / bytes;
-    return entries == 0 ? 1 : (uint32_t)entries;
 }
 
 static bool is_open(const rft_server *server, uint64_t version)
@@ -218,25 +210,8 @@ static void compare(rft_server *server)
     each_rank(server, welcome);
 }
 
-/* Appends the rows of one message, of which a list has several. `*whole`: it was the last. */
-static refit_status add_rows(const rft_server *server, rft_rank *rank, const rft_message *shard,
-                             bool *whole, refit_error *error)
-{
-    *whole = false;
-    if (shard->as.shard.from == 0) rft_bytes_reset(&rank->rows);
-    if (rank->rows.count != (size_t)shard->as.shard.from * RFT_WANT_ENTRY_BYTES)
-        return REFIT_OK; /* of a list that was begun before this rank was known */
-    RFT_REFUSE_IF(rank->rows.count + shard->as.shard.rows.count > server->limits.manifest_bytes,
-                  error, REFIT_ERR_LIMIT,
-                  "the list of a rank's shards is longer than limits.manifest_bytes allows");
-    RFT_TRY(rft_bytes_append(&rank->rows, shard->as.shard.rows.data, shard->as.shard.rows.count,
-                             error));
-    *whole = !shard->as.shard.more;
-    return REFIT_OK;
-}
-
 /* The sender's shard, if it can be; `*want` NULL: not all of it has come. */
-static refit_status read_shard(rft_server *server, const rft_peer *peer, const rft_message *shard,
+static refit_status read_shard(rft_server *server, rft_peer *peer, const rft_message *shard,
                                rft_want **want, refit_error *error)
 {
     bool whole;
@@ -254,9 +229,10 @@ static refit_status read_shard(rft_server *server, const rft_peer *peer, const r
                   "rank %" PRIu32 " has declared other tensors than rank 0: names, types, shapes "
                   "and their order must be the same",
                   peer->rank);
-    rft_rank *rank = &server->ranks.list[peer->rank];
-    RFT_TRY(add_rows(server, rank, shard, &whole, error));
-    return whole ? rft_want_open(manifest, rft_bytes_view(&rank->rows), want, error) : REFIT_OK;
+    const rft_want_slice slice = {
+        .from = shard->as.shard.from, .more = shard->as.shard.more, .rows = shard->as.shard.rows};
+    RFT_TRY(rft_want_slice_add(&peer->rows, &slice, &server->limits, &whole, error));
+    return whole ? rft_want_open(manifest, rft_bytes_view(&peer->rows), want, error) : REFIT_OK;
 }
 
 /* Another process has taken the rank's place, or it has another shard: the version under way was
@@ -469,8 +445,9 @@ static refit_status write_sums(rft_server *server, rft_bytes *out, refit_error *
 /* To rank 0, in as many messages as it takes them: sums first, then words. */
 static refit_status send_sums(rft_server *server, rft_view sums, rft_view words, refit_error *error)
 {
-    uint32_t sum_most = rft_ranks_entries(server, 8), from = 0;
-    size_t word_most = (size_t)rft_ranks_entries(server, RFT_WORD_BYTES) * RFT_WORD_BYTES;
+    uint32_t sum_most = rft_message_entries(&server->limits, 8), from = 0;
+    size_t word_most =
+        (size_t)rft_message_entries(&server->limits, RFT_WORD_BYTES) * RFT_WORD_BYTES;
     uint32_t count = (uint32_t)(sums.count / 8);
     const unsigned char *word = words.data;
     size_t left = words.count;

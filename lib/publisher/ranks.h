@@ -29,7 +29,6 @@ typedef struct rft_rank {
     rft_peer *peer;   /* borrowed; NULL: it has not joined, is gone, or is this publisher */
     rft_want *shard;  /* acquired; NULL: not told so far */
     rft_want *agreed; /* acquired; the shard, when all were the tensors last; NULL: never */
-    rft_bytes rows;   /* of a shard that has come in part */
     uint64_t version; /* whose sums come, so many so far */
     uint32_t sums;
     uint64_t summed;   /* the last version that it has written; 0: none */
@@ -100,9 +99,6 @@ void rft_ranks_close(struct rft_server *server);
  * others. REFIT_ERR_HOST_MEMORY. */
 refit_status rft_ranks_open(struct rft_server *server, uint32_t rank, uint32_t count,
                             refit_error *error);
-
-/* How many entries of so many bytes one message to rank 0 has. */
-uint32_t rft_ranks_entries(const struct rft_server *server, uint32_t bytes);
 
 /* Whether this publisher is one of several, rank 0 of them, another one. */
 bool rft_ranks_are_many(const struct rft_server *server);

@@ -683,19 +683,34 @@ static bool is_task(const rft_peer *peer, uint64_t version)
     return peer->task.stage != RFT_STAGE_NONE && peer->task.version == version;
 }
 
-/* The worker says what it wants of the manifest that it was sent; or once more, of another one. */
+/* What a peer wants of the manifest that it was sent; `*want` NULL: not all of the list has come,
+ * or it is of another manifest. */
+static refit_status read_want(rft_server *server, rft_peer *peer, const rft_message *message,
+                              rft_want **want, refit_error *error)
+{
+    bool whole;
+    const rft_want_slice slice = {.from = message->as.want.from,
+                                  .more = message->as.want.more,
+                                  .rows = message->as.want.rows};
+    const rft_manifest *manifest = server->store->manifest;
+    *want = NULL;
+    if (!rft_digest128_equal(&message->as.want.manifest, &manifest->digest)) return REFIT_OK;
+    RFT_TRY(rft_want_slice_add(&peer->rows, &slice, &server->limits, &whole, error));
+    return whole ? rft_want_open(manifest, rft_bytes_view(&peer->rows), want, error) : REFIT_OK;
+}
+
+/* The worker says what it wants of the manifest; or once more, of another one. */
 static void answer_want(rft_server *server, rft_peer *peer, const rft_message *message, int64_t now)
 {
     refit_error why;
     rft_want *want = NULL;
     if (server->store == NULL || !peer->selects) return;
-    const rft_manifest *manifest = server->store->manifest;
-    if (!rft_digest128_equal(&message->as.want.manifest, &manifest->digest)) return;
-    refit_status status = rft_want_open(manifest, message->as.want.rows, &want, &why);
+    refit_status status = read_want(server, peer, message, &want, &why);
     if (status != REFIT_OK) {
         break_off(server, peer, status, why.text);
         return;
     }
+    if (want == NULL) return;
     rft_peer_set_want(&peer->want, want);
     peer->unfit = REFIT_OK;
     server->regroup = true;
@@ -753,39 +768,45 @@ static void answer_pull(rft_server *server, rft_peer *peer, const rft_message *m
     add_credits(peer, message);
 }
 
-/* Whether it asks for the same rows as before. */
-static bool asks_again(const rft_peer *peer, rft_view rows)
+/* REFIT_ERR_PROTOCOL: some of it is not this rank's. */
+static refit_status check_fetched(const rft_store *store, const rft_want *want, refit_error *error)
 {
-    return peer->sent != NULL && rows.count == peer->sent->encoded.count &&
-           memcmp(rows.data, peer->sent->encoded.data, rows.count) == 0;
-}
-
-/* What the first PULL of a version says that comes from several publishers. */
-static refit_status note_rows(rft_server *server, rft_peer *peer, rft_view asked,
-                              refit_error *error)
-{
-    rft_want *rows = NULL, *known = NULL;
+    rft_want *known = NULL;
     rft_bytes encoded = {0};
-    const rft_store *store = server->store;
-    if (asked.count == 0) { /* all of it */
-        rft_peer_set_want(&peer->sent, rft_want_acquire(store->shard));
-        return REFIT_OK;
-    }
-    if (asks_again(peer, asked)) return REFIT_OK;
-    RFT_TRY(rft_want_open(store->manifest, asked, &rows, error));
-    refit_status status = rft_want_intersect(store->shard, rows, &encoded, error);
+    refit_status status = rft_want_intersect(store->shard, want, &encoded, error);
     if (status == REFIT_OK)
         status = rft_want_open(store->manifest, rft_bytes_view(&encoded), &known, error);
-    if (status == REFIT_OK && known->bytes != rows->bytes)
+    if (status == REFIT_OK && known->bytes != want->bytes)
         status = rft_fail(error, REFIT_ERR_PROTOCOL,
                           "it asks for bytes that this rank does not publish");
     rft_bytes_close(&encoded);
     rft_want_release(known);
-    if (status == REFIT_OK)
-        rft_peer_set_want(&peer->sent, rows);
-    else
-        rft_want_release(rows);
     return status;
+}
+
+/* A worker of rank 0 says what of this rank's shard it fetches from now on. */
+static void answer_fetch_want(rft_server *server, rft_peer *peer, const rft_message *message,
+                              int64_t now)
+{
+    (void)now;
+    refit_error why;
+    rft_want *want = NULL;
+    if (server->store == NULL || server->store->shard == NULL) return;
+    refit_status status = read_want(server, peer, message, &want, &why);
+    if (status == REFIT_OK && want != NULL) status = check_fetched(server->store, want, &why);
+    if (status == REFIT_OK && want != NULL) rft_peer_set_want(&peer->want, rft_want_acquire(want));
+    rft_want_release(want);
+    if (status != REFIT_OK) break_off(server, peer, status, why.text);
+}
+
+/* What the first PULL of a version says that comes from several publishers. */
+static refit_status note_part(const rft_server *server, rft_peer *peer, bool part,
+                              refit_error *error)
+{
+    RFT_REFUSE_IF(part && peer->want == NULL, error, REFIT_ERR_PROTOCOL,
+                  "it asks for a part of a version, and has not said for which");
+    rft_peer_set_want(&peer->sent, rft_want_acquire(part ? peer->want : server->store->shard));
+    return REFIT_OK;
 }
 
 /* Whether the version is gone, or is of other tensors. It may not have begun here. */
@@ -817,7 +838,7 @@ static bool answer_first_pull(rft_server *server, rft_peer *peer, const rft_mess
                               "this rank does not have the version any more");
         return true;
     }
-    refit_status status = note_rows(server, peer, message->as.pull.rows, &why);
+    refit_status status = note_part(server, peer, message->as.pull.part, &why);
     if (status == REFIT_OK && have.count > 0 && !note_have(server, peer, have))
         status =
             rft_fail(&why, REFIT_ERR_PROTOCOL, "it has other frames of a version than there are");
@@ -1211,10 +1232,8 @@ static void answer_nothing(rft_server *server, rft_peer *peer, const rft_message
 
 /* From a worker of rank 0 that fetches here. */
 static const answer_fn fetch_answers[RFT_MESSAGE_KINDS] = {
-    [RFT_PULL] = answer_fetch,
-    [RFT_RESEND] = answer_resend,
-    [RFT_BEAT] = answer_nothing,
-    [RFT_BYE] = answer_fetcher_bye,
+    [RFT_WANT] = answer_fetch_want, [RFT_PULL] = answer_fetch,      [RFT_RESEND] = answer_resend,
+    [RFT_BEAT] = answer_nothing,    [RFT_BYE] = answer_fetcher_bye,
 };
 
 static void answer_shard(rft_server *server, rft_peer *peer, const rft_message *message,

@@ -51,7 +51,7 @@
 #include "subscriber/welcome.h"
 
 #define PROOF_BYTES      8u
-#define MESSAGES_WAITING 32u /* for a socket that takes none */
+#define MESSAGES_WAITING 512u /* for a socket that takes none; a list of rows is many */
 
 /* ---- Opening and closing */
 
@@ -882,10 +882,15 @@ static refit_status resolve_selection(rft_session *session, refit_error *error)
 /* The trainer is told, who offers nothing before. */
 static void send_want(rft_session *session)
 {
+    rft_want_slice slice = {0};
     rft_message message = {.kind = RFT_WANT};
     message.as.want.manifest = session->catalog->manifest->digest;
-    message.as.want.rows = rft_bytes_view(&session->catalog->want->encoded);
-    session_send(session, &message);
+    while (rft_want_slice_next(session->catalog->want, &session->limits, &slice)) {
+        message.as.want.rows = slice.rows;
+        message.as.want.from = slice.from;
+        message.as.want.more = slice.more;
+        session_send(session, &message);
+    }
 }
 
 static void take_manifest(rft_session *session, const rft_message *message, refit_error *error)

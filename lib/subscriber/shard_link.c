@@ -21,7 +21,7 @@
 #include "base/text.h"
 #include "subscriber/welcome.h"
 
-#define MESSAGES_WAITING 32u /* for a socket that takes none */
+#define MESSAGES_WAITING 512u /* for a socket that takes none; a list of rows is many */
 
 /* ---- Opening and closing */
 
@@ -60,7 +60,7 @@ void rft_shard_link_set_rows(rft_shard_link *link, rft_want *rows)
 {
     rft_want_release(link->rows);
     link->rows = rows;
-    link->cut = false;
+    link->cut = link->told = false;
 }
 
 /* ---- Messages of the worker */
@@ -126,6 +126,7 @@ static refit_status find_part(rft_shard_link *link, rft_want *want, refit_error 
     link->part = part;
     link->wanted = rft_want_acquire(want);
     link->cut = true;
+    link->told = false;
     return REFIT_OK;
 }
 
@@ -140,7 +141,22 @@ refit_status rft_shard_link_begin(rft_shard_link *link, const rft_fetch_plan *pl
     return rft_fetch_begin(&link->fetch, &own, error);
 }
 
-/* The first PULL of a version says what is wanted of it. */
+/* What of the rank's rows is fetched, of this version and those that follow. */
+static void send_want(rft_shard_link *link)
+{
+    rft_want_slice slice = {0};
+    rft_message message = {.kind = RFT_WANT};
+    message.as.want.manifest = link->fetch.catalog->manifest->digest;
+    while (rft_want_slice_next(link->part, link->common->limits, &slice)) {
+        message.as.want.rows = slice.rows;
+        message.as.want.from = slice.from;
+        message.as.want.more = slice.more;
+        link_send(link, &message);
+    }
+    link->told = true;
+}
+
+/* The first PULL of a version says of which tensors it is. */
 static void ask(rft_shard_link *link)
 {
     bool due = link->joined && link->ready && !link->asked && rft_shard_link_lacks(link);
@@ -150,8 +166,8 @@ static void ask(rft_shard_link *link)
     pull.as.pull.base = link->base;
     pull.as.pull.have = link->have;
     pull.as.pull.manifest = (rft_view){manifest->bytes, sizeof manifest->bytes};
-    if (!rft_want_equal(link->part, link->rows)) /* without them it is all that the rank has */
-        pull.as.pull.rows = rft_bytes_view(&link->part->encoded);
+    pull.as.pull.part = !rft_want_equal(link->part, link->rows);
+    if (pull.as.pull.part && !link->told) send_want(link);
     if (link->window < link->fetch.window) link->fetch.window = link->window;
     link->asked = true;
     rft_fetch_announce(&link->fetch, &pull);
@@ -219,6 +235,7 @@ refit_status rft_shard_link_lose(rft_shard_link *link, const char *why, int64_t 
 static void adopt(rft_shard_link *link, const rft_message *welcome, int64_t now)
 {
     link->joined = true;
+    link->told = false;
     link->window = welcome->as.welcome.window;
     link->heartbeat_ms = welcome->as.welcome.heartbeat_ms;
     link->heartbeat_timeout_ms = welcome->as.welcome.heartbeat_timeout_ms;

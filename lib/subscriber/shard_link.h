@@ -47,6 +47,7 @@ typedef struct rft_shard_link {
     rft_want *part;   /* what it fetches of a version; of the last one while none is under way */
     rft_want *wanted; /* acquired; what the worker wanted, when `part` was found; NULL: all */
     bool cut;         /* `part` is of `rows` and `wanted` */
+    bool told;        /* the rank knows `part`, where that is not all of `rows` */
     bool ready;       /* it may ask, once it has joined */
     bool asked;
     uint64_t base; /* of the version under way */

@@ -108,6 +108,8 @@ static const rft_field offer_fields[] = {
 static const rft_field want_fields[] = {
     {"manifest", DIGEST(want.manifest)},
     {"rows", BYTES(want.rows), .optional = true, .unit = RFT_WANT_ENTRY_BYTES},
+    {"from", U32(want.from), .optional = true},
+    {"more", BOOL(want.more), .optional = true},
 };
 
 static const rft_field pull_fields[] = {
@@ -117,7 +119,7 @@ static const rft_field pull_fields[] = {
     {"have", BYTES(pull.have), .optional = true},
     {"base", U64(pull.base), .optional = true},
     {"manifest", BYTES(pull.manifest), .optional = true, .least = 16, .most = 16},
-    {"rows", BYTES(pull.rows), .optional = true, .unit = RFT_WANT_ENTRY_BYTES},
+    {"part", BOOL(pull.part), .optional = true},
 };
 
 static const rft_field shard_fields[] = {
@@ -263,9 +265,15 @@ static rft_fields fields_of(rft_message_kind kind)
 static uint64_t most_bytes(rft_message_kind kind, const rft_limits *limits)
 {
     bool large = kind == RFT_MANIFEST || kind == RFT_SEAL || kind == RFT_LEND ||
-                 kind == RFT_PIECES || kind == RFT_WANT || kind == RFT_OFFER || kind == RFT_PULL ||
-                 kind == RFT_SHARD;
+                 kind == RFT_PIECES || kind == RFT_OFFER || kind == RFT_SHARD;
     return large ? limits->manifest_bytes : limits->message_bytes;
+}
+
+/* Half of a message is left for all else. */
+uint32_t rft_message_entries(const rft_limits *limits, uint32_t bytes)
+{
+    uint64_t entries = limits->message_bytes / 2 / bytes;
+    return entries == 0 ? 1 : (uint32_t)rft_min_u64(entries, UINT32_MAX);
 }
 
 refit_status rft_message_encode(const rft_message *message, const rft_limits *limits,

@@ -161,6 +161,8 @@ typedef struct rft_message {
         struct {
             rft_digest128 manifest; /* that the rows are about */
             rft_view rows;          /* RFT_WANT_ENTRY_BYTES each, as want.h has them */
+            uint32_t from;          /* rows before these, in messages before this one */
+            bool more;              /* and further ones follow */
         } want;
         struct {
             uint64_t version;
@@ -170,10 +172,10 @@ typedef struct rft_message {
             rft_view have;  /* a bit for each frame, the lowest one first, in bytes: those that are
                                there already; empty: none is */
             uint64_t base;  /* who fetches: the version that it has the same bytes of; 0: none */
-            rft_view
-                manifest;  /* who fetches, with the first of a version: digest of that of `rows` */
-            rft_view rows; /* the same: which bytes, as WANT has them; empty: all that this
-                              publisher has */
+            rft_view manifest; /* who fetches, with the first of a version: digest of that which
+                                  the version is of */
+            bool part;         /* the same: what it has said with WANT; else all that this
+                                  publisher has */
         } pull;
         struct {
             uint64_t epoch; /* of the coordinator */
@@ -259,6 +261,9 @@ const char *rft_message_kind_name(rft_message_kind kind);
 
 /* That the two protocols differ, and on which side to install another release. */
 void rft_message_say_protocols(uint32_t trainer, uint32_t worker, char text[RFT_SENTENCE_BYTES]);
+
+/* How many entries of so many bytes one message to a publisher has: longer lists go in several. */
+uint32_t rft_message_entries(const rft_limits *limits, uint32_t bytes);
 
 /* Appends the message to `out`, which is as before on failure. REFIT_ERR_HOST_MEMORY,
  * REFIT_ERR_LIMIT (larger than `limits` allow), REFIT_ERR_INVALID (a value out of its range). */

@@ -66,6 +66,36 @@ refit_status rft_want_append(rft_bytes *encoded, const rft_want_rows *rows, refi
     return rft_bytes_append(encoded, entry, sizeof entry, error);
 }
 
+bool rft_want_slice_next(const rft_want *want, const rft_limits *limits, rft_want_slice *slice)
+{
+    if (slice->begun && !slice->more) return false;
+    uint32_t left = want->row_count - slice->next;
+    uint32_t most = rft_message_entries(limits, RFT_WANT_ENTRY_BYTES);
+    uint32_t count = left < most ? left : most;
+    size_t at = (size_t)slice->next * RFT_WANT_ENTRY_BYTES;
+    slice->begun = true;
+    slice->from = slice->next;
+    slice->rows = (rft_view){0};
+    if (count > 0)
+        slice->rows = (rft_view){want->encoded.data + at, (size_t)count * RFT_WANT_ENTRY_BYTES};
+    slice->next += count;
+    slice->more = slice->next < want->row_count;
+    return true;
+}
+
+refit_status rft_want_slice_add(rft_bytes *list, const rft_want_slice *slice,
+                                const rft_limits *limits, bool *whole, refit_error *error)
+{
+    *whole = false;
+    if (slice->from == 0) rft_bytes_reset(list);
+    if (list->count != (size_t)slice->from * RFT_WANT_ENTRY_BYTES) return REFIT_OK;
+    RFT_REFUSE_IF(list->count + slice->rows.count > limits->manifest_bytes, error, REFIT_ERR_LIMIT,
+                  "a list of rows is longer than limits.manifest_bytes allows");
+    RFT_TRY(rft_bytes_append(list, slice->rows.data, slice->rows.count, error));
+    *whole = !slice->more;
+    return REFIT_OK;
+}
+
 /* ---- Opening */
 
 static refit_status check_rows(const rft_manifest *manifest, const rft_want_rows *rows,

@@ -22,6 +22,7 @@
 #include <stdatomic.h>
 
 #include "wire/manifest.h"
+#include "wire/message.h"
 
 #define RFT_WANT_ENTRY_BYTES 36u
 
@@ -58,6 +59,22 @@ refit_status rft_want_open(const rft_manifest *manifest, rft_view encoded, rft_w
 /* NULL is allowed, for both. Any thread. */
 rft_want *rft_want_acquire(rft_want *want);
 void rft_want_release(rft_want *want);
+
+/* A list of rows that travels in several messages: the next of them. {0} begins. False: that was
+ * all; an empty list is one message. */
+typedef struct rft_want_slice {
+    uint32_t from;
+    bool more; /* further ones follow */
+    rft_view rows;
+    uint32_t next;
+    bool begun;
+} rft_want_slice;
+
+bool rft_want_slice_next(const rft_want *want, const rft_limits *limits, rft_want_slice *slice);
+/* And puts them together again. One that does not follow is of a list that was begun before, and
+ * passed over. `*whole`: it was the last. REFIT_ERR_LIMIT: longer than limits.manifest_bytes. */
+refit_status rft_want_slice_add(rft_bytes *list, const rft_want_slice *slice,
+                                const rft_limits *limits, bool *whole, refit_error *error);
 
 /* Appends rows to a list: in the order above, or REFIT_ERR_INVALID. Rows that touch the last ones
  * of the list are joined with them where that is possible. REFIT_ERR_HOST_MEMORY. */

@@ -260,7 +260,7 @@ static void fill(protocol_bench *bench, uint32_t *seed, rft_message *message)
         message->as.pull.credits = 1 + draw(seed, 8);
         message->as.pull.image = draw_image(bench, seed);
         if (bench->neighbors) message->as.pull.have = (rft_view){nothing, draw(seed, 3)};
-        if (draw(seed, 4) == 0) message->as.pull.rows = draw_rows(seed);
+        message->as.pull.part = draw(seed, 4) == 0;
         if (draw(seed, 4) == 0)
             message->as.pull.manifest = (rft_view){bench->store->manifest->digest.bytes, 16};
         break;
@@ -289,6 +289,8 @@ static void fill(protocol_bench *bench, uint32_t *seed, rft_message *message)
     case RFT_WANT:
         message->as.want.manifest = bench->store->manifest->digest;
         message->as.want.rows = draw_rows(seed);
+        if (draw(seed, 4) == 0) message->as.want.from = draw(seed, 3);
+        message->as.want.more = draw(seed, 4) == 0;
         break;
     case RFT_SHARD: fill_shard(bench, seed, message); break;
     case RFT_SUMS: fill_sums(bench, seed, message); break;

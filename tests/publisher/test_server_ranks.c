@@ -232,12 +232,11 @@ ON_RANKS(a_version_is_offered_once_the_last_rank_knows_that_it_has_it)
 
 /* ---- A worker that fetches from this rank */
 
-static rft_message first_pull(const ranks_bench *bench, uint64_t version, const rft_bytes *rows)
+static rft_message first_pull(const ranks_bench *bench, uint64_t version)
 {
     rft_message pull = server_pull(version, 1);
     const rft_digest128 *digest = &bench->server.store->manifest->digest;
     pull.as.pull.manifest = (rft_view){digest, sizeof *digest};
-    if (rows != NULL) pull.as.pull.rows = rft_bytes_view(rows);
     return pull;
 }
 
@@ -259,35 +258,70 @@ ON_RANKS(a_version_that_is_over_is_not_waited_for)
     ranks_bench_publish(bench);
     ranks_bench_publish(bench);
     join_fetcher(bench, FIRST);
-    ranks_bench_say(bench, FIRST, first_pull(bench, bench->version - 1, NULL));
+    ranks_bench_say(bench, FIRST, first_pull(bench, bench->version - 1));
     assert_int_equal(server_bench_count(&bench->server, FIRST, RFT_ABORT), 1);
     assert_false(rft_server_wants_frames(server));
-    ranks_bench_say(bench, FIRST, first_pull(bench, bench->version, NULL));
+    ranks_bench_say(bench, FIRST, first_pull(bench, bench->version));
     assert_true(rft_server_wants_frames(server));
-    ranks_bench_say(bench, FIRST, first_pull(bench, bench->version + 1, NULL));
+    ranks_bench_say(bench, FIRST, first_pull(bench, bench->version + 1));
     assert_int_equal(server_bench_count(&bench->server, FIRST, RFT_ABORT), 1);
     assert_false(rft_server_wants_frames(server)); /* this rank has not begun it */
-    rft_message other = first_pull(bench, bench->version, NULL);
+    rft_message other = first_pull(bench, bench->version);
     const rft_digest128 unknown = {{1}};
     other.as.pull.manifest = (rft_view){&unknown, sizeof unknown};
     ranks_bench_say(bench, FIRST, other);
     assert_int_equal(server_bench_count(&bench->server, FIRST, RFT_ABORT), 2);
 }
 
-ON_RANKS(rows_are_read_once_and_not_again_for_each_version)
+static rft_message want_of(const ranks_bench *bench, rft_view rows)
+{
+    rft_message want = {.kind = RFT_WANT};
+    want.as.want.manifest = bench->server.store->manifest->digest;
+    want.as.want.rows = rows;
+    return want;
+}
+
+/* In two messages, of which the second comes twice. */
+ON_RANKS(a_part_is_said_once_and_holds_for_the_versions_that_follow)
 {
     ranks_bench_join(bench);
     ranks_bench_publish(bench);
     join_fetcher(bench, FIRST);
-    ranks_bench_say(bench, FIRST, first_pull(bench, bench->version, &bench->rows[0]));
-    const rft_want *rows = server_bench_peer(&bench->server, FIRST)->sent;
-    assert_non_null(rows);
+    rft_view all = rft_bytes_view(&bench->rows[0]);
+    rft_message begin = want_of(bench, (rft_view){all.data, RFT_WANT_ENTRY_BYTES});
+    rft_message rest = want_of(bench, (rft_view){(const char *)all.data + RFT_WANT_ENTRY_BYTES,
+                                                 all.count - RFT_WANT_ENTRY_BYTES});
+    begin.as.want.more = true;
+    rest.as.want.from = 1;
+    ranks_bench_say(bench, FIRST, begin);
+    assert_null(server_bench_peer(&bench->server, FIRST)->want);
+    ranks_bench_say(bench, FIRST, rest);
+    ranks_bench_say(bench, FIRST, rest);
+    const rft_want *want = server_bench_peer(&bench->server, FIRST)->want;
+    assert_true(rft_want_equal(want, bench->shards[0]));
+    for (uint32_t i = 0; i < 2; i++) {
+        rft_message pull = first_pull(bench, bench->version);
+        pull.as.pull.part = true;
+        ranks_bench_say(bench, FIRST, pull);
+        assert_ptr_equal(server_bench_peer(&bench->server, FIRST)->sent, want);
+        assert_true(rft_server_wants_frames(&bench->server.server));
+        ranks_bench_publish(bench);
+    }
+}
+
+ON_RANKS(parts_of_others_and_parts_that_were_not_said_are_refused)
+{
+    ranks_bench_join(bench);
     ranks_bench_publish(bench);
-    ranks_bench_say(bench, FIRST, first_pull(bench, bench->version, &bench->rows[0]));
-    assert_ptr_equal(server_bench_peer(&bench->server, FIRST)->sent, rows);
-    assert_true(rft_server_wants_frames(&bench->server.server));
-    ranks_bench_say(bench, FIRST, first_pull(bench, bench->version, &bench->rows[1]));
-    assert_null(server_bench_peer(&bench->server, FIRST)); /* of which this rank has nothing */
+    join_fetcher(bench, FIRST);
+    ranks_bench_say(bench, FIRST, want_of(bench, rft_bytes_view(&bench->rows[1])));
+    assert_null(server_bench_peer(&bench->server, FIRST));
+    join_fetcher(bench, FIRST);
+    rft_message pull = first_pull(bench, bench->version);
+    pull.as.pull.part = true;
+    ranks_bench_say(bench, FIRST, pull);
+    assert_null(server_bench_peer(&bench->server, FIRST));
+    ranks_bench_publish(bench);
 }
 
 /* ---- Another rank, which loses rank 0 */

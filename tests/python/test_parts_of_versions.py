@@ -104,6 +104,15 @@ def test_what_changed_little_is_sent_as_changes() -> None:
         assert sent < 0.1 * nbytes(cut(1, rows))
 
 
+def test_a_list_of_parts_may_be_longer_than_a_message() -> None:
+    tensors = {f"layers.{i}.w": torch.full((8, 4), float(i)) for i in range(2000)}
+    parts = {name: (slice(2, 4),) for name in tensors}
+    with workers(parts) as (publisher, [worker]):
+        for _ in range(2):
+            publisher.publish(tensors)
+            assert same(worker.seen[-1], {name: it[2:4] for name, it in tensors.items()})
+
+
 def test_names_may_begin_alike() -> None:
     with workers(["layers.*"]) as (publisher, [worker]):
         publisher.publish(weights(1))

@@ -53,6 +53,7 @@ void shards_close(shard_bench *on)
     bench_close(&on->bench);
     for (uint32_t i = 0; i < SHARD_RANKS; i++) {
         rft_bytes_close(&on->ranks[i].rows);
+        rft_bytes_close(&on->ranks[i].wanted);
         rft_bytes_close(&on->ranks[i].have);
         rft_want_release(on->ranks[i].asked);
     }
@@ -113,16 +114,24 @@ rft_shard_link *shards_link(shard_bench *on, uint32_t rank)
     return rft_shard_links_find(&on->bench.session.links, rank);
 }
 
+static void note_want(shard_bench *on, shard_rank *rank, const rft_message *want)
+{
+    bool whole;
+    const rft_want_slice slice = {
+        .from = want->as.want.from, .more = want->as.want.more, .rows = want->as.want.rows};
+    assert_ok(rft_want_slice_add(&rank->wanted, &slice, &on->bench.session.limits, &whole, NULL));
+    rank->wants += whole;
+}
+
 static void note_pull(shard_bench *on, shard_rank *rank, const rft_message *pull)
 {
     const rft_manifest *manifest = bench_sample(&on->bench, 1)->manifest;
     if (pull->as.pull.manifest.count == 0) return;
-    rft_view rows =
-        pull->as.pull.rows.count == 0 ? rft_bytes_view(&rank->rows) : pull->as.pull.rows;
+    const rft_bytes *rows = pull->as.pull.part ? &rank->wanted : &rank->rows;
     assert_int_equal(pull->as.pull.manifest.count, 16);
     assert_memory_equal(pull->as.pull.manifest.data, manifest->digest.bytes, 16);
     rft_want_release(rank->asked);
-    assert_ok(rft_want_open(manifest, rows, &rank->asked, NULL));
+    assert_ok(rft_want_open(manifest, rft_bytes_view(rows), &rank->asked, NULL));
     rft_bytes_reset(&rank->have);
     assert_ok(
         rft_bytes_append(&rank->have, pull->as.pull.have.data, pull->as.pull.have.count, NULL));
@@ -139,6 +148,7 @@ static void listen_to(shard_bench *on, uint32_t number)
         assert_true(rank->said_count < SHARD_SAID);
         assert_ok(rft_message_decode(next.message, &on->bench.session.limits, message, NULL));
         rank->said_count++;
+        if (message->kind == RFT_WANT) note_want(on, rank, message);
         if (message->kind == RFT_PULL) note_pull(on, rank, message);
         if (message->kind == RFT_RESEND)
             rank->resent = rft_get_u32(message->as.resend.sequences.data);

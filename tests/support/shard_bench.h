@@ -15,8 +15,10 @@ typedef struct shard_rank {
     rft_bytes rows;               /* what it publishes, as WANT has it */
     rft_message said[SHARD_SAID]; /* of its link; views in it are gone */
     uint32_t said_count;
-    uint32_t resent; /* the first number of the last RESEND */
-    rft_want *asked; /* of the last PULL that has rows; NULL: none had */
+    uint32_t resent;  /* the first number of the last RESEND */
+    rft_bytes wanted; /* of the last WANT */
+    uint32_t wants;
+    rft_want *asked; /* of the last first PULL of a version; NULL: none came */
     rft_bytes have;  /* of the same */
 } shard_rank;
 

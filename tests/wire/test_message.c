@@ -257,8 +257,7 @@ TEST(limits_hold_both_ways)
         rft_bytes encoded = sample_encode(&large);
         rft_limits narrow = wide;
         bool grows = kind == RFT_MANIFEST || kind == RFT_SEAL || kind == RFT_LEND ||
-                     kind == RFT_PIECES || kind == RFT_WANT || kind == RFT_OFFER ||
-                     kind == RFT_PULL || kind == RFT_SHARD;
+                     kind == RFT_PIECES || kind == RFT_OFFER || kind == RFT_SHARD;
         *(grows ? &narrow.manifest_bytes : &narrow.message_bytes) = encoded.count - 1;
         check_limit(&large, &narrow);
         rft_bytes_close(&encoded);

@@ -371,6 +371,64 @@ TEST(an_empty_list_wants_nothing)
     close_rig(&rig);
 }
 
+/* ---- A list that travels in several messages */
+
+/* Puts the slices together, all but one; returns whether the list is whole then. */
+static bool send_slices(const rft_want *want, const rft_limits *limits, uint32_t lost,
+                        rft_bytes *list, uint32_t *count)
+{
+    rft_want_slice slice = {0};
+    bool whole = false;
+    *count = 0;
+    while (rft_want_slice_next(want, limits, &slice)) {
+        assert_in_range(slice.rows.count, 0, limits->message_bytes / 2);
+        if ((*count)++ != lost) assert_ok(rft_want_slice_add(list, &slice, limits, &whole, NULL));
+    }
+    return whole;
+}
+
+TEST(a_long_list_goes_in_several_messages)
+{
+    want_rig rig;
+    rft_bytes list = {0};
+    rft_limits limits = sample_limits();
+    uint32_t count;
+    limits.message_bytes = 3 * 2 * RFT_WANT_ENTRY_BYTES;
+    open_rig(&rig, 5);
+    assert_true(rig.want->row_count > 6);
+    for (uint32_t i = 0; i < 2; i++) { /* and another one after it */
+        assert_true(send_slices(rig.want, &limits, UINT32_MAX, &list, &count));
+        assert_int_equal(count, (rig.want->row_count + 2) / 3);
+        assert_int_equal(list.count, rig.list.count);
+        assert_memory_equal(list.data, rig.list.data, list.count);
+    }
+    assert_false(send_slices(rig.want, &limits, 1, &list, &count));
+    assert_false(send_slices(rig.want, &limits, count - 1, &list, &count));
+    limits.manifest_bytes = rig.list.count - 1;
+    rft_want_slice slice = {.rows = rft_bytes_view(&rig.list)};
+    bool whole;
+    assert_int_equal(rft_want_slice_add(&list, &slice, &limits, &whole, NULL), REFIT_ERR_LIMIT);
+    close_rig(&rig);
+    rft_bytes_close(&list);
+}
+
+TEST(an_empty_list_is_one_message)
+{
+    want_rig rig;
+    rft_want *nothing = NULL;
+    rft_bytes list = {0};
+    rft_limits limits = sample_limits();
+    uint32_t count;
+    open_rig(&rig, 3);
+    assert_ok(rft_want_open(rig.frames.manifest, (rft_view){0}, &nothing, NULL));
+    assert_true(send_slices(nothing, &limits, UINT32_MAX, &list, &count));
+    assert_int_equal(count, 1);
+    assert_int_equal(list.count, 0);
+    rft_want_release(nothing);
+    close_rig(&rig);
+    rft_bytes_close(&list);
+}
+
 /* ---- Two together */
 
 /* Two wants of one manifest, the first rig's. */

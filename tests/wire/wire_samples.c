@@ -127,6 +127,8 @@ static const field FIELDS[] = {
 
     DIGEST(WANT, want.manifest, 5),
     VIEW(WANT, want.rows, 0, 3 * RFT_WANT_ENTRY_BYTES, many_bytes),
+    NUMBER(WANT, want.from, 0, UINT32_MAX),
+    NUMBER(WANT, want.more, 0, 1),
 
     NUMBER(PULL, pull.version, 1, UINT64_MAX),
     NUMBER(PULL, pull.credits, 1, WINDOW),
@@ -134,7 +136,7 @@ static const field FIELDS[] = {
     VIEW(PULL, pull.have, 0, sizeof many_bytes, many_bytes),
     NUMBER(PULL, pull.base, 0, UINT64_MAX),
     VIEW(PULL, pull.manifest, 0, 16, many_bytes),
-    VIEW(PULL, pull.rows, 0, 3 * RFT_WANT_ENTRY_BYTES, many_bytes),
+    NUMBER(PULL, pull.part, 0, 1),
 
     NUMBER(SHARD, shard.epoch, 1, UINT64_MAX),
     DIGEST(SHARD, shard.manifest, 3),
