@@ -17,6 +17,7 @@ import refit
 import torch
 from broadcasting import TIMEOUT, UNHURRIED
 from division_scenes import RANKS, Two
+from refit.weights.manifest import TensorSpec
 from refit.weights.publisher import Publisher
 from refit.weights.subscriber import Subscriber
 from refit.weights.transaction import Transaction
@@ -110,7 +111,8 @@ def replicates(rank: int, folder: Path, out: Connection) -> object:
 
 
 def gathers_between(rank: int, folder: Path, out: Connection) -> object:
-    """Shards, then gathered on the root, then shards again."""
+    """Shards, then gathered on the root, then shards again; and once more after one rank has
+    declared other tensors by itself."""
     model = division_scenes.fsdp2()
     versions = []
     with publisher_of(rank, folder) as publisher:
@@ -118,6 +120,9 @@ def gathers_between(rank: int, folder: Path, out: Connection) -> object:
         for gather in (None, True, None):
             versions.append(send(publisher, refit.named_weights(model, gather=gather)))
             double(model)
+        if rank == 2:
+            publisher.declare([TensorSpec("other", "F32", (3,))])
+        versions.append(send(publisher, refit.named_weights(model)))
     return versions
 
 
@@ -146,16 +151,14 @@ def stage_weights() -> dict[str, torch.Tensor]:
 
 
 def leaves_a_hole(rank: int, folder: Path, out: Connection) -> object:
-    """Rank 2 has forgotten its rows."""
-    rows = torch.ones(2, 3)
-    given = [("a", rows, (8, 3), (2 * rank, 0))] if rank != 2 else []
-    given.append(("b", torch.ones(3), (3,), (0,)))
+    """Rank 2 has forgotten its rows, and remembers them."""
+    rows, norm = ("a", torch.ones(2, 3), (8, 3), (2 * rank, 0)), ("b", torch.ones(3), (3,), (0,))
     with publisher_of(rank, folder) as publisher:
         try:
-            send(publisher, refit.sharded_weights(given))
+            send(publisher, refit.sharded_weights([norm] if rank == 2 else [rows, norm]))
         except refit.RefitError as why:
-            return type(why).__name__, "a" in str(why)
-    return None
+            told = type(why).__name__, "a" in str(why)
+        return *told, send(publisher, refit.sharded_weights([rows, norm]))
 
 
 def fails(rank: int, folder: Path, out: Connection) -> object:

@@ -564,3 +564,27 @@ def test_other_library_work_comes_before_reading_trap_17(
     weight_of(other)
     assert devices.stream_of(3) == 1
     assert other.asked == [0x7F00, 1, 1]
+
+
+def test_a_wait_for_ranks_that_fails_leaves_the_shard() -> None:
+    """The other ranks may come yet; or this one has all of the tensors again."""
+    specs, rows = [TensorSpec("a", "F32", (4, 2))], {"a": (slice(0, 2),)}
+    with Publisher(LOCAL) as first, Publisher(LOCAL) as second:
+        for one in (first, second):
+            one.declare(specs)
+        with pytest.raises(DeadlineError, match="1 missing"):
+            first.shard(first.endpoint, 0, 2, rows, timeout=0.1)
+        assert first.declared == tuple(specs)
+        assert first.shards is not None
+        assert first.shards["a"].shape == (2, 2)
+        with pytest.raises(PeerError, match="not all there"):
+            first.begin()
+        second.shard(first.endpoint, 1, 2, {"a": (slice(2, 4),)})
+        number = first.begin()
+        assert second.begin() == 0  # rank 0 chooses it
+        first.abort()
+        second.abort()
+        assert number == 1
+        first.unshard()
+        first.publish({"a": torch.ones(4, 2)})
+        assert first.version == 2
