@@ -184,7 +184,7 @@ refit_status rft_transaction_prepare(rft_server *server, uint64_t *version, refi
 /* There is no room for the version on the GPU, and what is written of it is on the host: workers on
  * the GPU are offered it another way. */
 void rft_transaction_leave_gpu(rft_server *server, int64_t now);
-/* No slot became free: back to the state before prepare. */
+/* No slot became free: back to the state before prepare. Rank 0, if there is one, is told. */
 void rft_transaction_expire(rft_server *server, int64_t now);
 /* The store has begun: offers go out. */
 void rft_transaction_begin(rft_server *server, int64_t now);

@@ -80,6 +80,8 @@ static void offer_all(rft_server *server, int64_t now)
 void rft_transaction_expire(rft_server *server, int64_t now)
 {
     server->transaction.state = RFT_TRANSACTION_IDLE;
+    if (rft_ranks_follows(server))
+        rft_rank_link_send_failed(server, REFIT_ERR_PEER, "it could not begin the version");
     offer_all(server, now);
 }
 

@@ -472,6 +472,16 @@ ON_RANKS(a_rank_whose_version_is_lost_does_not_vote)
     ranks_bench_expect_aborted(bench, "rank 0 has aborted version 3: a worker is lost");
 }
 
+/* The others would wait for it until the staging timeout. */
+ON_RANKS(a_version_that_cannot_begin_fails_at_rank_0)
+{
+    follow(bench);
+    server_bench_prepare(&bench->server, VERSION);
+    assert_int_equal(count_said(bench, RFT_FAILED), 0);
+    rft_transaction_expire(&bench->server.server, bench->server.now);
+    assert_int_equal(count_said(bench, RFT_FAILED), 1);
+}
+
 /* Rank 0 has gone on while this one made room for the version. */
 ON_RANKS(a_version_that_rank_0_has_left_is_not_written)
 {
