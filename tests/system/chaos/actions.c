@@ -6,15 +6,29 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include "base/clock.h"
+
+#define SCARCE_BYTES (UINT64_C(128) << 10) /* that a process may map yet */
 
 static void mend_later(chaos_run *run, chaos_action_kind kind, uint32_t worker, uint32_t ms)
 {
     if (run->mend_count == sizeof run->mends / sizeof *run->mends)
         run_fail(run, "too many faults at once for the harness");
-    run->mends[run->mend_count++] = (run_mend){rft_deadline(ms), kind, worker};
+    run->mends[run->mend_count++] = (run_mend){rft_deadline(ms), kind, worker, 0};
     if (action_target(kind) != TARGET_TRAINER) run->worker[worker].open_faults++;
+}
+
+static void mend_link_later(chaos_run *run, const chaos_action *action)
+{
+    if (run->mend_count == sizeof run->mends / sizeof *run->mends)
+        run_fail(run, "too many faults at once for the harness");
+    run->mends[run->mend_count++] =
+        (run_mend){rft_deadline(action->ms), action->kind, action->worker, action->rank};
+    if (action->worker < OF_RANKS) run->worker[action->worker].open_faults++;
+    if (action->worker >= OF_RANKS) run->rank[action->worker - OF_RANKS].open_faults++;
 }
 
 /* ---- Workers */
@@ -113,6 +127,60 @@ static void move_clock(chaos_run *run, const chaos_action *action)
                              .seconds = minutes % 2 == 0 ? minutes * 60 : -minutes * 60};
     const run_worker *one = &run->worker[action->worker];
     if (one->process.pid != 0) (void)note_send(one->process.line, &note);
+}
+
+/* Shared memory is a file, and private memory is mapped: the system has no more of one, or of
+ * either. What the process has it keeps. */
+static void limit_memory(const run_worker *one, int resource, rlim_t most)
+{
+    struct rlimit limit;
+    if (prlimit(one->process.pid, (enum __rlimit_resource)resource, NULL, &limit) != 0) return;
+    limit.rlim_cur = most < limit.rlim_max ? most : limit.rlim_max;
+    (void)prlimit(one->process.pid, (enum __rlimit_resource)resource, &limit, NULL);
+}
+
+static uint64_t mapped_bytes(pid_t pid)
+{
+    char path[64];
+    uint64_t pages = 0;
+    snprintf(path, sizeof path, "/proc/%d/statm", (int)pid);
+    FILE *file = fopen(path, "r");
+    if (file == NULL) return 0;
+    if (fscanf(file, "%" SCNu64, &pages) != 1) pages = 0;
+    fclose(file);
+    return pages * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define LIMITS_ALL false /* a sanitizer takes memory as it likes */
+#else
+#define LIMITS_ALL true
+#endif
+
+static void make_scarce(chaos_run *run, const chaos_action *action)
+{
+    run_worker *one = &run->worker[action->worker];
+    if (one->process.pid == 0 || !one->ready || one->scarce) return;
+    run->totals.scarce++;
+    limit_memory(one, RLIMIT_FSIZE, 0);
+    if (action->amount == 0 || !LIMITS_ALL) {
+        mend_later(run, ACTION_SCARCE, action->worker, action->ms);
+        return;
+    }
+    one->scarce = one->was_scarce = true;
+    limit_memory(one, RLIMIT_AS, mapped_bytes(one->process.pid) + SCARCE_BYTES);
+    mend_later(run, ACTION_SCARCE, action->worker, action->ms);
+}
+
+/* What it could not receive it is not offered again. */
+static void end_scarcity(chaos_run *run, uint32_t at)
+{
+    run_worker *one = &run->worker[at];
+    if (one->scarce) one->lost = run->next;
+    one->scarce = false;
+    if (one->process.pid == 0) return;
+    limit_memory(one, RLIMIT_FSIZE, RLIM_INFINITY);
+    limit_memory(one, RLIMIT_AS, RLIM_INFINITY);
 }
 
 /* ---- The trainer */
@@ -228,11 +296,21 @@ static void do_to_worker(chaos_run *run, const chaos_action *action)
     case ACTION_HOLD: set_manner(run, at, MANNER_HOLD, action->amount); break;
     case ACTION_REVOKE: take_key(run, action); break;
     case ACTION_CLOCK: move_clock(run, action); break;
+    case ACTION_SCARCE: make_scarce(run, action); break;
     default: break;
     }
     if (action->kind != ACTION_DEAF || run->worker[at].process.pid == 0) return;
     set_manner(run, at, MANNER_DEAF, 0);
     mend_later(run, ACTION_DEAF, at, action->ms);
+}
+
+/* A version under way may come to nothing by it. */
+static void harm_rank_link(chaos_run *run, const chaos_action *action, bool flips)
+{
+    run_rank *rank = &run->rank[action->worker - OF_RANKS];
+    rank->harmed = true;
+    rank->garbled = rank->garbled || flips;
+    run->garbled = run->garbled || flips;
 }
 
 static void do_to_link(chaos_run *run, const chaos_action *action)
@@ -247,12 +325,15 @@ static void do_to_link(chaos_run *run, const chaos_action *action)
     uint64_t amount = action->amount;
     if (action->kind == ACTION_THROTTLE) amount *= 1000;
     if (action->kind == ACTION_HOLE) amount = 1;
-    if (action->kind == ACTION_FLIP_DOWN || action->kind == ACTION_FLIP_UP)
-        run->worker[action->worker].flipped = true;
-    run_link(run, action->worker, faults[action->kind], amount);
+    bool flips = action->kind == ACTION_FLIP_DOWN || action->kind == ACTION_FLIP_UP;
+    if (flips && action->worker < OF_RANKS) run->worker[action->worker].flipped = true;
+    if (action->worker >= OF_RANKS) harm_rank_link(run, action, flips);
+    run->totals.links += action->worker >= OF_RANKS || action->rank != 0;
+    uint32_t number = run_link_number(run, action->worker, action->rank);
+    run_link(run, number, faults[action->kind], amount);
     bool lasts = action->kind == ACTION_DELAY || action->kind == ACTION_THROTTLE ||
                  action->kind == ACTION_HOLE;
-    if (lasts) mend_later(run, action->kind, action->worker, action->ms);
+    if (lasts) mend_link_later(run, action);
 }
 
 static void do_to_trainer(chaos_run *run, const chaos_action *action)
@@ -296,9 +377,28 @@ void action_do(chaos_run *run, const chaos_action *action)
 
 /* ---- Mending */
 
+static void mend_link(chaos_run *run, const run_mend *what)
+{
+    uint32_t number = run_link_number(run, what->worker, what->rank);
+    if (what->kind == ACTION_DELAY) run_link(run, number, FAULT_DELAY, 0);
+    if (what->kind == ACTION_THROTTLE) run_link(run, number, FAULT_RATE, 0);
+    if (what->kind == ACTION_HOLE) run_link(run, number, FAULT_HOLE, 0);
+    if (what->worker >= OF_RANKS) {
+        run->rank[what->worker - OF_RANKS].open_faults--;
+        run_say(run, "+ the link of rank %" PRIu32 " is mended", what->worker - OF_RANKS);
+        return;
+    }
+    run->worker[what->worker].open_faults--;
+    run_say(run, "+ %s is mended", run->worker[what->worker].name);
+}
+
 static void mend(chaos_run *run, const run_mend *what)
 {
     process *rank;
+    if (action_target(what->kind) == TARGET_LINK) {
+        mend_link(run, what);
+        return;
+    }
     run_worker *one = &run->worker[what->worker];
     switch (what->kind) {
     case ACTION_KILL:
@@ -308,9 +408,7 @@ static void mend(chaos_run *run, const run_mend *what)
         break;
     case ACTION_REVOKE: give_key_back(run, what->worker); break;
     case ACTION_DEAF: set_manner(run, what->worker, MANNER_PLAIN, 0); break;
-    case ACTION_DELAY: run_link(run, what->worker, FAULT_DELAY, 0); break;
-    case ACTION_THROTTLE: run_link(run, what->worker, FAULT_RATE, 0); break;
-    case ACTION_HOLE: run_link(run, what->worker, FAULT_HOLE, 0); break;
+    case ACTION_SCARCE: end_scarcity(run, what->worker); break;
     case ACTION_LIAR: run->claimed &= ~(1u << what->worker); break;
     case ACTION_KILL_RANK: ranks_start(run, what->worker); break;
     case ACTION_STOP_RANK:

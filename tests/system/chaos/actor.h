@@ -5,6 +5,8 @@
 #ifndef CHAOS_ACTOR_H
 #define CHAOS_ACTOR_H
 
+#include <netinet/in.h>
+
 #include <refit.h>
 
 #include "chaos_plan.h"
@@ -31,6 +33,9 @@ typedef struct actor_part {
     uint32_t rank;            /* of the trainer's process */
     bool boot_clock;          /* whether its monotonic clock is moved, too */
     bool gpu;                 /* whether it is on the GPU */
+    struct in_addr address; /* of the worker: that of the run, and its ports for the ranks there */
+    uint16_t ports[RANKS_MOST];
+    uid_t user; /* that the worker becomes; 0: it stays what it is */
 } actor_part;
 
 /* Called first. */

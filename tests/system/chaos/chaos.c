@@ -106,7 +106,14 @@ static void print_totals(const chaos_run *run)
                " ms at most, %" PRIu32 " decisions unheard, %" PRIu32 " of them for no fault",
                run->plan.ranks, totals->survived, totals->survived_ms, totals->untold,
                totals->unexplained);
+    if (run->plan.linked) printf(", %" PRIu32 " faults of links of ranks", totals->links);
     if (run->plan.remote) printf(", %" PRIu32 " taken from a neighbor", totals->mapped);
+    if (totals->parts != 0) printf(", %" PRIu32 " taken in part", totals->parts);
+    if (totals->scarce != 0)
+        printf(", %" PRIu32 " times scarce memory, %" PRIu32 " versions not shared, %" PRIu32
+               " not received",
+               totals->scarce, totals->unshared, totals->refused);
+    if (run->users) printf(", two users, %" PRIu32 " segments of their own", totals->owners);
     printf("\n");
     fflush(stdout);
 }

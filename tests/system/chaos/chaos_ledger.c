@@ -48,11 +48,12 @@ bool ledger_accepts(ledger *of, uint32_t worker, uint64_t number, uint64_t diges
     if (entry->fate == ENTRY_ABORTED)
         return complain(complaint, "w%" PRIu32 " accepted version %" PRIu64 ", which was aborted",
                         worker, number);
-    if (entry->digest != digest)
+    uint64_t expected = entry->parts[worker] != 0 ? entry->parts[worker] : entry->digest;
+    if (expected != digest)
         return complain(complaint,
                         "w%" PRIu32 " accepted version %" PRIu64 " with the bytes %016" PRIx64
                         " instead of %016" PRIx64,
-                        worker, number, digest, entry->digest);
+                        worker, number, digest, expected);
     return true;
 }
 

@@ -22,6 +22,7 @@ typedef struct ledger_entry {
     uint64_t number;
     uint32_t trainer; /* which trainer's, counted from 0 */
     uint64_t digest;
+    uint64_t parts[WORKERS_MOST]; /* digests of what workers take that do not take all; else 0 */
     bool written;
     entry_fate fate;
     uint32_t announced; /* workers that were about to accept it, a bit each */

@@ -202,15 +202,14 @@ static void draw_rank_action(const chaos_plan *plan, chaos_action *action, uint6
 }
 
 /* Makes room for one more action of the version. */
-static void add_rank_action(chaos_plan *plan, uint32_t version, uint64_t *seed)
+static void add_action(chaos_plan *plan, uint32_t version, const chaos_action *action)
 {
     chaos_version_plan *to = &plan->version[version];
     uint32_t end = to->first + to->actions;
     if (plan->action_count == ACTIONS_MOST) return;
     memmove(&plan->actions[end + 1], &plan->actions[end],
             (plan->action_count - end) * sizeof *plan->actions);
-    plan->actions[end] = (chaos_action){0};
-    draw_rank_action(plan, &plan->actions[end], seed);
+    plan->actions[end] = *action;
     plan->action_count++;
     to->actions++;
     for (uint32_t i = version + 1; i < plan->versions; i++)
@@ -226,8 +225,70 @@ static void draw_ranks(chaos_plan *plan, uint64_t seed)
     plan->ranks = 2 + below(&seed, RANKS_MOST - 1);
     for (uint32_t i = 0; i < plan->versions; i++) {
         plan->version[i].aborts = 1 + below(&seed, (1u << plan->ranks) - 1);
-        if (one_in(&seed, 3)) add_rank_action(plan, i, &seed);
+        if (!one_in(&seed, 3)) continue;
+        chaos_action action = {0};
+        draw_rank_action(plan, &action, &seed);
+        add_action(plan, i, &action);
     }
+}
+
+/* Of the links, of which each worker then has one to every rank, and each other rank one to rank 0.
+ */
+static chaos_action draw_rank_link(const chaos_plan *plan, uint64_t *seed)
+{
+    chaos_action action = {.worker = OF_RANKS + 1 + below(seed, plan->ranks - 1)};
+    do {
+        action.kind = draw_kind(seed);
+    } while (rules[action.kind].target != TARGET_LINK);
+    bool flips = action.kind == ACTION_FLIP_DOWN || action.kind == ACTION_FLIP_UP;
+    action.amount = between(seed, flips ? rules[ACTION_FLIP_UP].amount : rules[action.kind].amount);
+    action.ms = between(seed, rules[action.kind].ms);
+    action.at_ms = one_in(seed, 3) ? 0 : 1 + below(seed, 30);
+    return action;
+}
+
+static void draw_links(chaos_plan *plan, uint64_t seed)
+{
+    plan->linked = plan->ranks > 1 && !one_in(&seed, 3);
+    if (!plan->linked) return;
+    for (uint32_t i = 0; i < plan->action_count; i++) {
+        uint32_t rank = below(&seed, plan->ranks);
+        if (rules[plan->actions[i].kind].target == TARGET_LINK) plan->actions[i].rank = rank;
+    }
+    for (uint32_t i = 0; i < plan->versions; i++) {
+        chaos_action action = draw_rank_link(plan, &seed);
+        if (one_in(&seed, 3)) add_action(plan, i, &action);
+    }
+}
+
+/* ---- What else some workers are: by draws of their own */
+
+/* One on the GPU takes all. */
+static void draw_parts(chaos_plan *plan, uint64_t seed)
+{
+    bool some = one_in(&seed, 2);
+    for (uint32_t i = 0; some && i < plan->workers; i++)
+        plan->each[i].parts = one_in(&seed, 2) && !plan->each[i].gpu;
+}
+
+static void draw_scarcity(chaos_plan *plan, uint64_t seed)
+{
+    bool some = one_in(&seed, 2);
+    for (uint32_t i = 0; some && i < plan->versions; i++) {
+        chaos_action action = {.kind = ACTION_SCARCE, .worker = below(&seed, plan->workers)};
+        action.at_ms = one_in(&seed, 2) ? 0 : 1 + below(&seed, 30);
+        action.amount = between(&seed, rules[ACTION_SCARCE].amount);
+        action.ms = between(&seed, rules[ACTION_SCARCE].ms);
+        if (one_in(&seed, 4) && !plan->each[action.worker].gpu) add_action(plan, i, &action);
+    }
+}
+
+/* Keys are files that one user owns. */
+static void draw_users(chaos_plan *plan, uint64_t seed)
+{
+    plan->users = one_in(&seed, 2) && !plan->keys && !plan->gpu;
+    for (uint32_t i = 0; plan->users && i < plan->workers; i++)
+        plan->each[i].apart = one_in(&seed, 2);
 }
 
 void plan_draw(chaos_plan *plan, uint64_t seed, uint32_t versions, uint32_t workers)
@@ -245,6 +306,10 @@ void plan_draw(chaos_plan *plan, uint64_t seed, uint32_t versions, uint32_t work
     draw_late(plan, spread(seed + (UINT64_C(2) << 32)));
     draw_remote(plan, spread(seed + (UINT64_C(3) << 32)));
     draw_ranks(plan, spread(seed + (UINT64_C(4) << 32)));
+    draw_links(plan, spread(seed + (UINT64_C(5) << 32)));
+    draw_parts(plan, spread(seed + (UINT64_C(6) << 32)));
+    draw_scarcity(plan, spread(seed + (UINT64_C(7) << 32)));
+    draw_users(plan, spread(seed + (UINT64_C(8) << 32)));
 }
 
 /* ---- Printing */
@@ -266,10 +331,14 @@ const char *phase_name(chaos_phase phase)
 void plan_print_action(const chaos_action *action, FILE *to)
 {
     const action_rule *rule = &rules[action->kind];
-    if (rule->target == TARGET_WORKER || rule->target == TARGET_LINK)
-        fprintf(to, "w%" PRIu32 " ", action->worker);
+    bool of_worker = rule->target == TARGET_WORKER || rule->target == TARGET_LINK;
+    if (of_worker && action->worker < OF_RANKS) fprintf(to, "w%" PRIu32 " ", action->worker);
+    if (of_worker && action->worker >= OF_RANKS)
+        fprintf(to, "rank %" PRIu32 " ", action->worker - OF_RANKS);
+    if (action->rank != 0) fprintf(to, "to rank %" PRIu32 " ", action->rank);
     fprintf(to, "%s", rule->words);
-    if (rule->amount[1] > 1) fprintf(to, " [%" PRIu32 "]", action->amount);
+    if (rule->amount[1] > 1 || action->kind == ACTION_SCARCE)
+        fprintf(to, " [%" PRIu32 "]", action->amount);
     if (rule->ms[1] > 0) fprintf(to, " (%" PRIu32 " ms)", action->ms);
     if (action->phase != PHASE_TIME)
         fprintf(to, ", %s, after %" PRIu32 " ms", phase_name(action->phase), action->after_ms);
@@ -278,9 +347,11 @@ void plan_print_action(const chaos_action *action, FILE *to)
 static void print_worker(const chaos_plan *plan, uint32_t i, FILE *to)
 {
     const chaos_worker_plan *worker = &plan->each[i];
-    fprintf(to, "  w%" PRIu32 ": %s%s, %s, wall clock %+" PRId64 " s, boot clock %+" PRId64 " s\n",
+    fprintf(to,
+            "  w%" PRIu32 ": %s%s, %s%s%s, wall clock %+" PRId64 " s, boot clock %+" PRId64 " s\n",
             i, worker->gpu ? "the GPU, or " : "", worker->shm ? "shared memory" : "sockets",
-            worker->polls ? "polls" : "waits", worker->wall_clock_s, worker->boot_clock_s);
+            worker->polls ? "polls" : "waits", worker->parts ? ", takes parts" : "",
+            worker->apart ? ", another user" : "", worker->wall_clock_s, worker->boot_clock_s);
 }
 
 static void print_version(const chaos_plan *plan, uint32_t i, FILE *to)
@@ -310,7 +381,9 @@ void plan_print(const chaos_plan *plan, FILE *to)
             plan->zstd ? " with zstd" : "", plan->encoders, plan->verify_always ? "always" : "auto",
             plan->keys ? ", keys" : "");
     if (plan->remote) fprintf(to, "  the trainer shares no memory, workers share theirs\n");
-    if (plan->ranks > 1) fprintf(to, "  the trainer is %" PRIu32 " ranks\n", plan->ranks);
+    if (plan->ranks > 1)
+        fprintf(to, "  the trainer is %" PRIu32 " ranks%s\n", plan->ranks,
+                plan->linked ? ", all of which are reached through the proxy" : "");
     if (plan->gpu)
         fprintf(to, "  on a GPU, %s, buckets of %" PRIu32 " KiB\n",
                 plan->gpu_stores ? "which keeps all versions" : "lends", plan->bucket_kib);

@@ -14,6 +14,8 @@
 #define WORKERS_MOST  16u
 #define VERSIONS_MOST 256u
 #define ACTIONS_MOST  1024u
+#define OTHER_USER    54321u /* of workers that are apart: nothing is known of it on the machine */
+#define OF_RANKS      WORKERS_MOST /* numbers of links: first those of workers */
 
 /* ---- Manners of attackers, and of a worker's user */
 
@@ -96,7 +98,10 @@ typedef enum worker_manner {
     X(LIAR, "a worker lies, in the manner of this number, for ms", ATTACK, 4, 0, LIAR_MANNERS - 1, \
       100, 900)                                                                                    \
     X(KILL_ALL, "all workers are killed at once, and replaced after ms", TRAINER, 1, 0, 0, 0, 100) \
-    /* drawn apart, of a trainer of several ranks */                                               \
+    /* drawn apart */                                                                              \
+    X(SCARCE, "has no memory for a version that is shared [0], or for any [1], for ms", WORKER, 0, \
+      0, 1, 50, 500)                                                                               \
+    /* and of a trainer of several ranks */                                                        \
     X(KILL_RANK, "this rank is killed, and replaced after ms", TRAINER, 0, 0, RANKS_MOST - 1, 0,   \
       300)                                                                                         \
     X(STOP_RANK, "this rank is stopped for ms", TRAINER, 0, 0, RANKS_MOST - 1, 5, 600)             \
@@ -130,7 +135,8 @@ typedef struct chaos_action {
     chaos_action_kind kind;
     chaos_phase phase;
     uint32_t after_ms; /* the phase has begun */
-    uint32_t worker;   /* or the link of that worker */
+    uint32_t worker;   /* or the link of that worker, or, from OF_RANKS on, of a rank */
+    uint32_t rank;     /* to which its link leads */
     uint32_t at_ms;    /* after the version has begun; 0: before */
     uint32_t amount;
     uint32_t ms;
@@ -166,6 +172,8 @@ typedef struct chaos_worker_plan {
     bool gpu; /* it is on the trainer's GPU, if the trainer is on one */
     bool shm;
     bool polls;           /* its user polls the descriptor; else it waits in next */
+    bool parts;           /* it selects parts of the tensors */
+    bool apart;           /* it runs as another user */
     int64_t wall_clock_s; /* its wall clock is off by so much */
     int64_t boot_clock_s; /* and its monotonic clock, where the machine allows it */
 } chaos_worker_plan;
@@ -191,6 +199,8 @@ typedef struct chaos_plan {
     bool gpu_stores;     /* and keeps copies of all versions there: broadcast.gpu: store */
     uint32_t bucket_kib; /* broadcast.gpu_bucket_bytes */
     uint32_t ranks;      /* of the trainer, a publisher each; 1: it is one */
+    bool linked;         /* the other ranks, too, are reached through the proxy */
+    bool users;          /* some workers run as another user */
     int64_t trainer_wall_clock_s;
     uint32_t attacks[ROLES]; /* versions in which one of each role comes, whatever else does */
     uint64_t model;

@@ -113,12 +113,8 @@ static refit_status tell_shard(trainer *the, const chaos_note *order, refit_erro
     the->part_count =
         division_draw(&the->model, plan->model, the->part->rank, plan->ranks, the->parts);
     for (uint32_t i = 0; i < the->part_count; i++) {
-        const division_part *part = &the->parts[i];
-        list[i] = (refit_selection){.size = sizeof *list,
-                                    .name = the->model.tensors[part->tensor].name,
-                                    .rank = part->rank};
-        memcpy(list[i].first, part->first, sizeof part->first);
-        memcpy(list[i].shape, part->shape, sizeof part->shape);
+        const char *name = the->model.tensors[the->parts[i].tensor].name;
+        list[i] = division_selection(&the->parts[i], name);
     }
     const refit_shards shards = {.size = sizeof shards,
                                  .coordinator = order->text,
@@ -147,10 +143,11 @@ static void do_shard(trainer *the, const chaos_note *order)
 
 static refit_status write_part(const trainer *the, const division_part *part, refit_error *error)
 {
-    uint64_t bytes = division_bytes(&the->model, part);
+    const refit_tensor *tensor = &the->model.tensors[part->tensor];
+    uint64_t bytes = division_bytes(tensor, part);
     unsigned char *gathered = malloc((size_t)bytes + 1);
     if (gathered == NULL) return REFIT_ERR_HOST_MEMORY;
-    division_gather(&the->model, part, gathered);
+    division_gather(tensor, the->model.bytes[part->tensor], part, gathered);
     refit_status status = refit_publisher_write(the->publisher, part->tensor, gathered, bytes, NULL,
                                                 REFIT_STREAM_NONE, error);
     free(gathered);
@@ -261,6 +258,25 @@ static void report_members(const trainer *the, uint64_t version)
     }
 }
 
+/* What the workers that do not take all of the version are to have of it. */
+static void report_parts(const trainer *the, uint64_t version)
+{
+    division_part parts[MODEL_NAMES_MOST];
+    const chaos_plan *plan = the->part->plan;
+    for (uint32_t i = 0; the->part->rank == 0 && i < plan->workers; i++) {
+        chaos_note note = {.kind = NOTE_PARTS, .version = version, .worker = i};
+        if (!plan->each[i].parts) continue;
+        note.digest = DIGEST_EMPTY;
+        uint32_t count = division_select(plan->model + i, parts), at = 0;
+        for (uint32_t k = 0; k < count; k++) {
+            const refit_tensor *tensor = model_find(&the->model, parts[k].name, &at);
+            if (tensor == NULL || tensor->bytes == 0) continue;
+            note.digest = division_digest(note.digest, tensor, the->model.bytes[at], &parts[k]);
+        }
+        (void)note_send(the->part->line, &note);
+    }
+}
+
 static refit_status finish(trainer *the, const chaos_note *order, refit_error *error)
 {
     refit_status status;
@@ -278,6 +294,7 @@ static refit_status finish(trainer *the, const chaos_note *order, refit_error *e
                                 .version = order->version,
                                 .digest = model_digest(&the->model),
                                 .moment = rft_now()};
+    report_parts(the, order->version);
     report(the, written, NULL);
     return refit_publisher_commit(the->publisher, error);
 }

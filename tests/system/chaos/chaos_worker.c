@@ -1,13 +1,18 @@
 /* A worker's process: takes what comes, reports its digest, and decides in the manner it is told.
  */
 
+#include <grp.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <unistd.h>
 
 #include "actor.h"
 #include "base/clock.h"
 #include "clocks.h"
+#include "detour.h"
 #include "tests/support/key_fixture.h"
 
 #define NEXT_MS 20u /* how long one wait in next is; an order waits no longer */
@@ -28,6 +33,8 @@ typedef struct worker {
     int64_t until; /* of the moment */
     bool ended;
     on_gpu gpu;
+    uint32_t part_count;
+    division_part parts[MODEL_NAMES_MOST]; /* that it takes; none: all of everything */
 } worker;
 
 static void report(const worker *the, chaos_note note)
@@ -71,6 +78,24 @@ static refit_status digest_update(const worker *the, uint64_t *digest, refit_err
         if (status == REFIT_OK) *digest = digest_add(*digest, &tensor, bytes);
     }
     return status;
+}
+
+/* What it has selected. A tensor that this model has not, or that is empty, is not there. */
+static refit_status digest_parts(const worker *the, uint64_t *digest, refit_error *error)
+{
+    *digest = DIGEST_EMPTY;
+    for (uint32_t i = 0; i < the->part_count; i++) {
+        uint32_t at;
+        refit_tensor tensor = {.size = sizeof tensor};
+        const void *bytes;
+        refit_status status = refit_update_find(the->update, the->parts[i].name, &at, error);
+        if (status == REFIT_ERR_NOT_FOUND) continue;
+        if (status == REFIT_OK)
+            status = refit_update_tensor(the->update, at, &tensor, &bytes, error);
+        if (status != REFIT_OK) return status;
+        if (tensor.bytes != 0) *digest = division_digest(*digest, &tensor, bytes, &the->parts[i]);
+    }
+    return REFIT_OK;
 }
 
 static void end(worker *the, refit_status status, const refit_error *error)
@@ -124,7 +149,9 @@ static void take(worker *the, uint32_t timeout_ms)
         return;
     }
     if (status == REFIT_OK) {
-        refit_status read = digest_update(the, &note.digest, &error);
+        bool all = !the->part->plan->each[the->part->number].parts;
+        refit_status read = all ? digest_update(the, &note.digest, &error)
+                                : digest_parts(the, &note.digest, &error);
         if (read != REFIT_OK) {
             lose(the, read, &error);
             return;
@@ -232,6 +259,25 @@ static void send_counts(const worker *the)
                              .version = stats.receive_count});
 }
 
+static refit_status select_parts(worker *the, refit_error *error)
+{
+    refit_selection list[MODEL_NAMES_MOST];
+    const actor_part *part = the->part;
+    if (!part->plan->each[part->number].parts) return REFIT_OK;
+    the->part_count = division_select(part->plan->model + part->number, the->parts);
+    for (uint32_t i = 0; i < the->part_count; i++)
+        list[i] = division_selection(&the->parts[i], the->parts[i].name);
+    return refit_subscriber_select(the->subscriber, list, the->part_count, error);
+}
+
+/* A process that was root's lets others of its user see it, as theirs do. */
+static bool become(uid_t user)
+{
+    return setgroups(0, NULL) == 0 && setresgid(user, user, user) == 0 &&
+           setresuid(user, user, user) == 0 && prctl(PR_SET_DUMPABLE, 1) == 0 &&
+           prctl(PR_SET_PDEATHSIG, SIGKILL) == 0;
+}
+
 int worker_run(const actor_part *part)
 {
     const chaos_worker_plan *plan = &part->plan->each[part->number];
@@ -239,6 +285,9 @@ int worker_run(const actor_part *part)
     refit_config config;
     refit_error error;
     if (part->boot_clock && !clocks_move_boot(plan->boot_clock_s)) return 1;
+    if (part->user != 0 && !become(part->user)) return 1;
+    (void)signal(SIGXFSZ, SIG_IGN); /* of ACTION_SCARCE */
+    detour_take(part->address, part->ports);
     actor_prepare(part);
     clocks_move_wall(plan->wall_clock_s);
     refit_status status = actor_configure(part, plan->shm, &config, &error);
@@ -247,6 +296,7 @@ int worker_run(const actor_part *part)
     if (part->smith != NULL) key_fixture_equip_worker(part->smith, part->key, &config);
     if (status == REFIT_OK)
         status = refit_subscriber_open(part->endpoint, &config, &the.subscriber, &error);
+    if (status == REFIT_OK) status = select_parts(&the, &error);
     if (status == REFIT_OK && part->gpu) status = on_gpu_open(&the.gpu, &error);
     if (status == REFIT_OK && part->gpu)
         status = refit_subscriber_use_device(the.subscriber, the.gpu.device, &error);

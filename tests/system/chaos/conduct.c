@@ -222,6 +222,7 @@ static void play_version(chaos_run *run, const chaos_version_plan *version)
               run->round.stopped_ms,
           "the version does not end");
     ranks_judge(run);
+    ranks_ungarble(run);
     await_trainer(run);
     if (!run->plan.late || run->next % LATE_VERSIONS == 0) await_current(run);
 }
@@ -396,29 +397,41 @@ static struct in_addr own_address(void)
     return address;
 }
 
+/* The proxy's, which is forked off: where its links listen, and the ranks that they lead to. */
+static int listeners[LINKS_MOST + 1];
+static uint32_t listeners_ranks[LINKS_MOST];
+
 static int run_proxy(const actor_part *part)
 {
-    const int *listeners = (const int *)(const void *)part->endpoint;
-    uint32_t count = part->number;
-    int copied[WORKERS_MOST];
-    memcpy(copied, listeners, count * sizeof *copied);
-    proxy_run(part->line, copied, count);
+    proxy_run(part->line, listeners, listeners_ranks, part->number);
     return 0;
 }
 
+static void open_link(chaos_run *run, uint32_t of, uint32_t to, uint16_t *port)
+{
+    uint32_t number = run_link_number(run, of, to);
+    listeners_ranks[number] = to;
+    listeners[number] = proxy_listen(run->address, port);
+    if (listeners[number] < 0) run_fail(run, "no port for a link");
+}
+
+/* Without links to other ranks a worker's ports for them are 0. */
 static void start_proxy(chaos_run *run)
 {
-    actor_part part = {.plan = &run->plan, .number = run->plan.workers};
-    for (uint32_t i = 0; i < run->plan.workers; i++) {
-        run->listeners[i] = proxy_listen(run->address, &run->worker[i].port);
-        if (run->listeners[i] < 0) run_fail(run, "no port for a link");
+    const chaos_plan *plan = &run->plan;
+    actor_part part = {.plan = plan, .number = plan->workers};
+    for (uint32_t i = 0; i < plan->workers; i++) {
+        for (uint32_t to = 0; to < (plan->linked ? plan->ranks : 1u); to++)
+            open_link(run, i, to, &run->worker[i].ports[to]);
     }
-    run->listeners[run->plan.workers] = -1;
-    memcpy(part.endpoint, run->listeners, run->plan.workers * sizeof *run->listeners);
-    if (!process_start(&run->proxy, run_proxy, &part, run->listeners))
+    for (uint32_t i = 1; i < plan->ranks && plan->linked; i++)
+        open_link(run, OF_RANKS + i, 0, &run->rank[i].port);
+    if (plan->linked) part.number = plan->workers * plan->ranks + plan->ranks - 1;
+    listeners[part.number] = -1;
+    if (!process_start(&run->proxy, run_proxy, &part, listeners))
         run_fail(run, "a process could not be started");
-    for (uint32_t i = 0; i < run->plan.workers; i++)
-        close(run->listeners[i]);
+    for (uint32_t i = 0; i < part.number; i++)
+        close(listeners[i]);
 }
 
 /* Removes the keys' folder whichever way the run ends. */
@@ -482,6 +495,12 @@ static void try_gpu(chaos_run *run)
     if (!run->gpu) run_say(run, "no GPU on this machine: all go without");
 }
 
+static void try_users(chaos_run *run)
+{
+    run->users = run->plan.users && geteuid() == 0;
+    if (run->plan.users && !run->users) run_say(run, "not root: all workers run as one user");
+}
+
 static void start_attackers(chaos_run *run)
 {
     actor_part part = {.plan = &run->plan, .smith = run->keys ? &run->smith : NULL};
@@ -499,6 +518,7 @@ static void start_all(chaos_run *run)
     snprintf(run->endpoint, sizeof run->endpoint, "tcp://%s:0", address);
     try_boot_clocks(run);
     try_gpu(run);
+    try_users(run);
     make_keys(run);
     start_proxy(run);
     start_attackers(run);

@@ -1,6 +1,7 @@
 /*
- * division: which part of each tensor each rank of a trainer has, drawn from a seed. A tensor is
- * one rank's, or is cut into rows, columns or a grid, at any place: some ranks have nothing of it.
+ * division: which part of each tensor each rank of a trainer has, and each worker that does not
+ * take all of them, drawn from a seed. Among ranks a tensor is one rank's, or is cut into rows,
+ * columns or a grid, at any place: some ranks have nothing of it.
  */
 #ifndef CHAOS_DIVISION_H
 #define CHAOS_DIVISION_H
@@ -10,7 +11,8 @@
 #define RANKS_MOST 4u
 
 typedef struct division_part {
-    uint32_t tensor;
+    uint32_t tensor; /* that of a worker has a name instead */
+    const char *name;
     uint32_t rank; /* dimensions that are cut; 0: all of the tensor */
     uint64_t first[2];
     uint64_t shape[2];
@@ -20,8 +22,19 @@ typedef struct division_part {
 uint32_t division_draw(const chaos_model *model, uint64_t seed, uint32_t rank, uint32_t ranks,
                        division_part parts[MODEL_TENSORS_MOST]);
 
-uint64_t division_bytes(const chaos_model *model, const division_part *part);
-/* Copies its bytes, in the order of its rows. */
-void division_gather(const chaos_model *model, const division_part *part, unsigned char *to);
+/* What a worker takes, of whichever variant of the model: parts within every tensor of the name,
+ * one a name, of some names. */
+uint32_t division_select(uint64_t seed, division_part parts[MODEL_NAMES_MOST]);
+
+/* As the library is told. */
+refit_selection division_selection(const division_part *part, const char *name);
+
+uint64_t division_bytes(const refit_tensor *tensor, const division_part *part);
+/* Copies its bytes, in the order of its rows, from those of the tensor. */
+void division_gather(const refit_tensor *tensor, const unsigned char *from,
+                     const division_part *part, unsigned char *to);
+/* Adds its bytes to a digest. */
+uint64_t division_digest(uint64_t digest, const refit_tensor *tensor, const unsigned char *from,
+                         const division_part *part);
 
 #endif

@@ -274,6 +274,17 @@ static void be_evicted(liar *the)
     }
 }
 
+/* Its own place, or that of the other user's workers: "machine/user/namespace". */
+static void claim_place(liar *the)
+{
+    char own[RFT_SEGMENT_PLACE_BYTES];
+    rft_segment_place(own);
+    const char *user = strchr(own, '/'), *space = strrchr(own, '/');
+    snprintf(the->place, sizeof the->place, "%s", own);
+    if (user == NULL || !the->what->part->plan->users || draw(the, 2) == 0) return;
+    snprintf(the->place, sizeof the->place, "%.*s/%u%s", (int)(user - own), own, OTHER_USER, space);
+}
+
 static bool open_liar(liar *the, const attack *what, bool is_evicted)
 {
     const actor_part *part = what->part;
@@ -285,7 +296,7 @@ static bool open_liar(liar *the, const attack *what, bool is_evicted)
     else
         snprintf(the->name, sizeof the->name, "%s", own);
     bool shares = what->manner == LIAR_SHARES || what->manner == LIAR_ANYTHING;
-    if (shares) rft_segment_place(the->place);
+    if (shares) claim_place(the);
     if (shares) (void)rft_segment_create_growing(&the->image, LIAR_IMAGE_BYTES, 0, NULL);
     if (actor_configure(part, false, &the->config, NULL) != REFIT_OK) return false;
     the->limits = rft_limits_from(&the->config);

@@ -64,6 +64,56 @@ void model_close(chaos_model *model)
     model->count = 0;
 }
 
+static void lessen(refit_tensor *least, const refit_tensor *other)
+{
+    if (other->rank < least->rank) least->rank = other->rank;
+    for (uint32_t i = 0; i < least->rank; i++) {
+        if (other->shape[i] < least->shape[i]) least->shape[i] = other->shape[i];
+    }
+}
+
+/* Tensors of all variants, in order; NULL: there are no more. */
+static const refit_tensor *tensor_of_all(uint32_t at)
+{
+    for (uint32_t i = 0; i < MODEL_VARIANTS; i++) {
+        if (at < variants[i].count) return &variants[i].tensors[at];
+        at -= variants[i].count;
+    }
+    return NULL;
+}
+
+static bool is_first(uint32_t at)
+{
+    for (uint32_t i = 0; i < at; i++) {
+        if (strcmp(tensor_of_all(i)->name, tensor_of_all(at)->name) == 0) return false;
+    }
+    return true;
+}
+
+bool model_name(uint32_t at, refit_tensor *out)
+{
+    const refit_tensor *other;
+    uint32_t first = 0;
+    for (; tensor_of_all(first) != NULL; first++) {
+        if (is_first(first) && at-- == 0) break;
+    }
+    if (tensor_of_all(first) == NULL) return false;
+    *out = *tensor_of_all(first);
+    for (uint32_t i = first; (other = tensor_of_all(i)) != NULL; i++) {
+        if (strcmp(other->name, out->name) == 0) lessen(out, other);
+    }
+    return true;
+}
+
+const refit_tensor *model_find(const chaos_model *model, const char *name, uint32_t *at)
+{
+    for (uint32_t i = 0; i < model->count; i++) {
+        *at = i;
+        if (strcmp(model->tensors[i].name, name) == 0) return &model->tensors[i];
+    }
+    return NULL;
+}
+
 static void fill(unsigned char *bytes, uint64_t count, uint64_t *seed)
 {
     for (uint64_t i = 0; i < count; i += 8) { /* there are 8 bytes to spare */

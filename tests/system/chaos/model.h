@@ -13,7 +13,9 @@
 
 #define MODEL_TENSORS_MOST 8
 #define MODEL_VARIANTS     3
-#define MODEL_LEAST_KIB    300u /* every variant has more bytes */
+#define MODEL_LEAST_KIB    300u    /* every variant has more bytes */
+#define MODEL_TENSOR_BYTES 300600u /* no tensor has more */
+#define MODEL_NAMES_MOST   16      /* of all variants together */
 
 typedef enum model_rate {
     RATE_NONE, /* nothing changes */
@@ -36,6 +38,12 @@ typedef struct chaos_model {
 /* `variant`: one of several lists of tensors. False: no memory. */
 bool model_open(chaos_model *model, uint32_t variant, uint64_t seed);
 void model_close(chaos_model *model);
+/* Every name that a tensor has in some variant, once each, with what all tensors of the name have
+ * room for: the fewest dimensions and the least of each, and the bytes of one of them. False: there
+ * are no more. */
+bool model_name(uint32_t at, refit_tensor *out);
+/* NULL: there is none. */
+const refit_tensor *model_find(const chaos_model *model, const char *name, uint32_t *at);
 void model_step(chaos_model *model, model_rate rate, uint64_t seed);
 
 /* Of names, types, shapes and bytes in order, by XXH3: nothing of the library's own digests. */

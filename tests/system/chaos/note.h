@@ -29,8 +29,9 @@ typedef enum chaos_note_kind {
     NOTE_ATTACK, /* manner, for `ms`, 0: ends; worker: the worker whose name may be claimed; digest:
                     a seed; text: where the trainer is */
     /* to the proxy */
-    NOTE_UPSTREAM, /* where the trainer is: name (the address), amount (the port) */
-    NOTE_LINK,     /* fault of the link of `worker`: fault, amount */
+    NOTE_UPSTREAM, /* where the rank `worker` of the trainer is: name (the address), amount (the
+                      port) */
+    NOTE_LINK,     /* fault of the link with the number `worker`: fault, amount */
 
     /* from all */
     NOTE_READY,   /* text: where (trainer: endpoint; proxy: none) */
@@ -40,6 +41,7 @@ typedef enum chaos_note_kind {
     /* from the trainer */
     NOTE_WAITED,  /* status, ms */
     NOTE_BEGUN,   /* version, status, ms */
+    NOTE_PARTS,   /* version; digest: of the parts that `worker` takes */
     NOTE_WRITTEN, /* version, digest, moment */
     NOTE_SHARDED, /* status, ms; amount: that of the order; text: the error */
     NOTE_MEMBER,  /* of the version just ended: name, status, flags, manner: the path, text: reason

@@ -20,7 +20,7 @@
 #include "chaos_plan.h"
 #include "note.h"
 
-#define PAIRS_MOST  128u
+#define PAIRS_MOST  256u
 #define CHUNK       (32u * 1024)
 #define QUEUE_MOST  (256u * 1024)
 #define FLIPS_MOST  8u
@@ -52,6 +52,7 @@ typedef struct pair {
 
 typedef struct cable {
     int listener;
+    uint32_t rank;
     uint32_t delay_ms;
     uint64_t rate;
     int64_t budget[2]; /* bytes that may pass now */
@@ -62,12 +63,12 @@ typedef struct cable {
 
 typedef struct proxy {
     int line;
-    struct sockaddr_in upstream;
+    struct sockaddr_in upstream[RANKS_MOST];
     uint32_t links;
-    cable link[WORKERS_MOST];
+    cable link[LINKS_MOST];
     uint32_t pairs;
     pair *pair[PAIRS_MOST];
-    struct pollfd items[1 + WORKERS_MOST + 2 * PAIRS_MOST];
+    struct pollfd items[1 + LINKS_MOST + 2 * PAIRS_MOST];
 } proxy;
 
 int proxy_listen(struct in_addr address, uint16_t *port)
@@ -168,9 +169,9 @@ static bool way_write(way *of, cable *on, int direction, int to, int64_t now)
 
 /* ---- Pairs */
 
-static int reach_trainer(const proxy *the)
+static int reach_trainer(const proxy *the, uint32_t rank)
 {
-    struct sockaddr_in name = the->upstream;
+    struct sockaddr_in name = the->upstream[rank];
     int one = 1;
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0) return -1;
@@ -186,7 +187,7 @@ static void pair_open(proxy *the, uint32_t at)
     int worker = accept4(the->link[at].listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (worker < 0) return;
     (void)setsockopt(worker, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    int trainer = the->pairs < PAIRS_MOST ? reach_trainer(the) : -1;
+    int trainer = the->pairs < PAIRS_MOST ? reach_trainer(the, the->link[at].rank) : -1;
     pair *made = trainer < 0 ? NULL : calloc(1, sizeof *made);
     if (made == NULL) {
         close(worker);
@@ -237,10 +238,11 @@ static void add_flip(cable *on, int direction, uint64_t ahead)
 
 static void obey(proxy *the, const chaos_note *order)
 {
-    if (order->kind == NOTE_UPSTREAM) {
-        the->upstream =
+    if (order->kind == NOTE_UPSTREAM && order->worker < RANKS_MOST) {
+        struct sockaddr_in *to = &the->upstream[order->worker];
+        *to =
             (struct sockaddr_in){.sin_family = AF_INET, .sin_port = htons((uint16_t)order->amount)};
-        (void)inet_pton(AF_INET, order->name, &the->upstream.sin_addr);
+        (void)inet_pton(AF_INET, order->name, &to->sin_addr);
     }
     if (order->kind != NOTE_LINK || order->worker >= the->links) return;
     cable *on = &the->link[order->worker];
@@ -254,6 +256,7 @@ static void obey(proxy *the, const chaos_note *order)
     case FAULT_HALF_UP: end_ways(the, order->worker, UP); break;
     case FAULT_FLIP_DOWN: add_flip(on, DOWN, order->amount); break;
     case FAULT_FLIP_UP: add_flip(on, UP, order->amount); break;
+    case FAULT_FLIP_NONE: memset(on->flips, 0xff, sizeof on->flips); break;
     }
 }
 
@@ -365,7 +368,7 @@ static bool serve(proxy *the)
     return the->items[0].revents == 0 || serve_line(the);
 }
 
-void proxy_run(int line, const int *listeners, uint32_t count)
+void proxy_run(int line, const int *listeners, const uint32_t *ranks, uint32_t count)
 {
     proxy *the = calloc(1, sizeof *the);
     if (the == NULL) return;
@@ -373,6 +376,7 @@ void proxy_run(int line, const int *listeners, uint32_t count)
     the->links = count;
     for (uint32_t i = 0; i < count; i++) {
         the->link[i].listener = listeners[i];
+        the->link[i].rank = ranks[i];
         the->link[i].refilled = rft_now();
         memset(the->link[i].flips, 0xff, sizeof the->link[i].flips);
     }

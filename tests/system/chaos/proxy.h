@@ -1,6 +1,7 @@
 /*
- * proxy: the network between the trainer and its workers, in a process of its own: one link for
- * each worker, whose connections it forwards to the trainer's port, and breaks as it is told.
+ * proxy: the network between the trainer and its workers, in a process of its own: links, whose
+ * connections it forwards to a port of the trainer's, and breaks as it is told. Each worker has a
+ * link to each rank of the trainer, and each other rank one to rank 0; for that it is the worker.
  * Nothing is lost or mixed up that TCP would deliver, but for the bits that it flips.
  */
 #ifndef CHAOS_PROXY_H
@@ -8,6 +9,8 @@
 
 #include <netinet/in.h>
 #include <stdint.h>
+
+#include "chaos_plan.h"
 
 typedef enum proxy_fault {
     FAULT_DELAY,     /* amount: ms; 0: none */
@@ -19,10 +22,14 @@ typedef enum proxy_fault {
     FAULT_HALF_UP,   /* the trainer is */
     FAULT_FLIP_DOWN, /* amount: bytes that pass before, on the way to the worker */
     FAULT_FLIP_UP,
+    FAULT_FLIP_NONE, /* none of those that are to come */
 } proxy_fault;
 
-/* Serves until its line ends. `listeners` are the links' sockets, one for each worker. */
-void proxy_run(int line, const int *listeners, uint32_t count);
+#define LINKS_MOST ((WORKERS_MOST + 1) * RANKS_MOST)
+
+/* Serves until its line ends. `listeners` are the links' sockets, `ranks` the ranks that they lead
+ * to. */
+void proxy_run(int line, const int *listeners, const uint32_t *ranks, uint32_t count);
 
 /* A socket that listens at any free port of `address`. */
 int proxy_listen(struct in_addr address, uint16_t *port);

@@ -81,10 +81,18 @@ static int worker_of_name(const chaos_run *run, const char *name)
 
 static bool any_flipped(const chaos_run *run)
 {
+    if (run->garbled) return true;
     for (uint32_t i = 0; i < run->plan.workers; i++) {
         if (run->worker[i].flipped) return true;
     }
     return false;
+}
+
+static void hear_scarce(chaos_run *run, uint32_t at)
+{
+    if (!run->worker[at].was_scarce)
+        run_fail(run, "%s has no memory for a version, which is not scarce", run->worker[at].name);
+    run->totals.refused++;
 }
 
 static void hear_member(chaos_run *run, const chaos_note *note)
@@ -99,6 +107,8 @@ static void hear_member(chaos_run *run, const chaos_note *note)
             note->status != REFIT_OK ? refit_status_name((refit_status)note->status) : "",
             note->text);
     bool attacker = note->name[0] == ATTACKER_LIAR[0];
+    if (worker >= 0) users_judge_path(run, (uint32_t)worker, (refit_path)note->manner);
+    if (worker >= 0 && note->status == REFIT_ERR_HOST_MEMORY) hear_scarce(run, (uint32_t)worker);
     if (worker < 0 && !attacker && !any_flipped(run))
         run_fail(run, "no worker is called %s", note->name);
     if ((note->flags & MEMBER_COUNTED) != 0) result->counted++;
@@ -176,6 +186,13 @@ static void hear_written(chaos_run *run, const chaos_note *note)
     run_say(run, "version %" PRIu64 " is written: %016" PRIx64, note->version, note->digest);
 }
 
+static void hear_parts(chaos_run *run, const chaos_note *note)
+{
+    ledger_entry *entry = ledger_find(&run->ledger, note->version);
+    if (entry == NULL) run_fail(run, "version %" PRIu64 " never began", note->version);
+    entry->parts[note->worker] = note->digest;
+}
+
 static void hear_ready(chaos_run *run, const chaos_note *note)
 {
     if (note->status != REFIT_OK)
@@ -185,13 +202,8 @@ static void hear_ready(chaos_run *run, const chaos_note *note)
     run_say(run, "the trainer is ready");
     if (note->text[0] == '\0') return;
     snprintf(run->rank[0].endpoint, sizeof run->rank[0].endpoint, "%s", note->text);
-    chaos_note upstream = {.kind = NOTE_UPSTREAM};
     snprintf(run->endpoint, sizeof run->endpoint, "%s", note->text);
-    const char *port = strrchr(run->endpoint, ':');
-    upstream.amount = strtoull(port + 1, NULL, 10);
-    snprintf(upstream.name, sizeof upstream.name, "%.*s", (int)(port - run->endpoint - 6),
-             run->endpoint + 6); /* after tcp:// */
-    (void)note_send(run->proxy.line, &upstream);
+    run_tell_proxy(run, 0);
 }
 
 static void trainer_says(chaos_run *run, const chaos_note *note)
@@ -211,6 +223,7 @@ static void trainer_says(chaos_run *run, const chaos_note *note)
         if (note->status != REFIT_OK)
             run_say(run, "begin: %s %s", refit_status_name((refit_status)note->status), note->text);
         break;
+    case NOTE_PARTS: hear_parts(run, note); break;
     case NOTE_WRITTEN: hear_written(run, note); break;
     case NOTE_MEMBER: hear_member(run, note); break;
     case NOTE_DONE: hear_done(run, note); break;
@@ -318,6 +331,8 @@ static void hear_taken(chaos_run *run, uint32_t at, const chaos_note *note)
     run_worker *one = &run->worker[at];
     if (note->ms > TIMEOUT_MS) run_fail(run, "%s waited %u ms for 20", one->name, note->ms);
     if (note->version == 0) return;
+    users_judge(run, at);
+    run->totals.parts += run->plan.each[at].parts;
     one->taken = note->version;
     one->digest = note->digest;
     if ((note->flags & TAKEN_ON_GPU) != 0) run->totals.on_gpu++;
@@ -359,7 +374,10 @@ static void worker_says(chaos_run *run, uint32_t at, const chaos_note *note)
         if (note->amount != 0)
             run_fail(run, "%s leaks %" PRIu64 " allocations", one->name, note->amount);
         break;
-    case NOTE_LOG: run_say(run, "%s says: %s", one->name, note->text); break;
+    case NOTE_LOG:
+        run_say(run, "%s says: %s", one->name, note->text);
+        run->totals.unshared += strstr(note->text, "is not shared with other workers") != NULL;
+        break;
     default: break;
     }
 }
@@ -484,19 +502,40 @@ void run_start_worker(chaos_run *run, uint32_t worker)
     part.gpu = run->gpu && run->plan.each[worker].gpu;
     part.boot_clock = run->boot_clocks && run->plan.each[worker].boot_clock_s != 0;
     snprintf(part.name, sizeof part.name, "%s", one->name);
-    snprintf(part.endpoint, sizeof part.endpoint, "tcp://%s:%u", address, one->port);
+    part.address = run->address;
+    part.user = users_of(run, worker);
+    memcpy(part.ports, one->ports, sizeof part.ports);
+    snprintf(part.endpoint, sizeof part.endpoint, "tcp://%s:%u", address, one->ports[0]);
     run_key_name(worker, part.key);
     one->times++;
     one->revoked = one->shut;
     one->kept = one->lost = 0;
     has_nothing(run, worker);
-    one->ready = false;
+    one->ready = one->scarce = false;
     if (!process_start(&one->process, worker_run, &part, NULL))
         run_fail(run, "a process could not be started");
 }
 
-void run_link(chaos_run *run, uint32_t worker, proxy_fault fault, uint64_t amount)
+uint32_t run_link_number(const chaos_run *run, uint32_t of, uint32_t to)
 {
-    const chaos_note note = {.kind = NOTE_LINK, .worker = worker, .fault = fault, .amount = amount};
+    const chaos_plan *plan = &run->plan;
+    uint32_t each = plan->linked ? plan->ranks : 1;
+    return of < OF_RANKS ? of * each + to : plan->workers * each + of - OF_RANKS - 1;
+}
+
+void run_tell_proxy(chaos_run *run, uint32_t rank)
+{
+    chaos_note upstream = {.kind = NOTE_UPSTREAM, .worker = rank};
+    const char *endpoint = run->rank[rank].endpoint;
+    const char *port = strrchr(endpoint, ':');
+    upstream.amount = strtoull(port + 1, NULL, 10);
+    snprintf(upstream.name, sizeof upstream.name, "%.*s", (int)(port - endpoint - 6),
+             endpoint + 6); /* after tcp:// */
+    (void)note_send(run->proxy.line, &upstream);
+}
+
+void run_link(chaos_run *run, uint32_t number, proxy_fault fault, uint64_t amount)
+{
+    const chaos_note note = {.kind = NOTE_LINK, .worker = number, .fault = fault, .amount = amount};
     if (!note_send(run->proxy.line, &note)) run_fail(run, "the proxy does not listen");
 }

@@ -24,13 +24,13 @@ typedef struct chaos_options {
 typedef struct run_worker {
     process process;
     char name[64];
-    uint32_t times;       /* how often it was started */
-    uint16_t port;        /* of its link */
-    uint32_t open_faults; /* faults that are to be mended yet */
-    bool flipped;         /* bits of its messages were */
-    bool revoked;         /* its key is off the list, or was */
-    bool shut;            /* it is */
-    bool removed;         /* it ended for that, and is to come back with its key */
+    uint32_t times;             /* how often it was started */
+    uint16_t ports[RANKS_MOST]; /* of its links */
+    uint32_t open_faults;       /* faults that are to be mended yet */
+    bool flipped;               /* bits of its messages were */
+    bool revoked;               /* its key is off the list, or was */
+    bool shut;                  /* it is */
+    bool removed;               /* it ended for that, and is to come back with its key */
     uint32_t missed; /* versions, one after the other, for which a flipped bit may be to blame */
     bool ready;
     bool leaving;     /* it was told to leave */
@@ -41,6 +41,8 @@ typedef struct run_worker {
     uint64_t lost;    /* the newest version when a streamed one left it with none */
     chaos_note count; /* NOTE_COUNTED, since it was last asked */
     resources before;
+    bool scarce;     /* its memory is */
+    bool was_scarce; /* once, its own or that of the one before it */
 } run_worker;
 
 /* One rank of the trainer; that of rank 0 is the trainer's process. */
@@ -48,9 +50,12 @@ typedef struct run_rank {
     process process;
     char endpoint[256];
     bool ready;
-    bool sharded;      /* it has said which shard it has, since it was started */
-    bool open;         /* it has been ordered a version, and has not ended it */
-    bool harmed;       /* it was stopped meanwhile */
+    bool sharded;  /* it has said which shard it has, since it was started */
+    bool open;     /* it has been ordered a version, and has not ended it */
+    bool harmed;   /* it was stopped meanwhile, or its link to rank 0 was harmed */
+    uint16_t port; /* of that link */
+    uint32_t open_faults;
+    bool garbled;      /* a bit that passed there was flipped, or is to be */
     chaos_phase phase; /* of the version */
     int64_t death;     /* when another rank died meanwhile; 0: none did */
     int64_t written;   /* when it had written its shard; 0: it has not */
@@ -63,7 +68,8 @@ typedef struct run_rank {
 typedef struct run_mend {
     int64_t due;
     chaos_action_kind kind;
-    uint32_t worker; /* or the rank */
+    uint32_t worker; /* as of the action; or the rank */
+    uint32_t rank;
 } run_mend;
 
 /* The trainer's report of the version under way. */
@@ -98,6 +104,12 @@ typedef struct run_totals {
     uint32_t survived_ms;
     uint32_t untold;      /* committed versions of which a rank did not hear */
     uint32_t unexplained; /* of them, those in which nothing was done to a rank */
+    uint32_t links;       /* faults of links to, and of, other ranks than 0 */
+    uint32_t parts;       /* updates of which a worker takes parts */
+    uint32_t scarce;      /* faults of memory, and what came of them: */
+    uint32_t unshared;    /* versions that a worker could not share */
+    uint32_t refused;     /* or not receive */
+    uint32_t owners;      /* segments of shared memory whose owners were looked at */
 } run_totals;
 
 typedef struct chaos_run {
@@ -127,15 +139,16 @@ typedef struct chaos_run {
     resources trainer_before;
     run_rank rank[RANKS_MOST];
     bool sharded;     /* all ranks have said which shard they have */
+    bool garbled;     /* a bit of what one of them says to rank 0, or hears, was flipped once */
     uint32_t edition; /* of the shards */
     uint32_t variant; /* of the model that they declare */
     chaos_note order; /* of the version under way */
     uint32_t aborts;  /* ranks that are to abort it, a bit each */
     bool ordered;     /* the other ranks have the order, too */
     run_worker worker[WORKERS_MOST];
-    int listeners[WORKERS_MOST + 1];
     struct in_addr address; /* of everything */
     bool boot_clocks;       /* the machine lets monotonic clocks be moved */
+    bool users;             /* some workers run as another user */
     run_mend mends[64];
     uint32_t mend_count;
     ledger ledger;
@@ -165,7 +178,11 @@ void run_start_trainer(chaos_run *run);
 /* Those of the present trainer, none of which another has. */
 void run_number_versions(chaos_run *run);
 void run_start_worker(chaos_run *run, uint32_t worker);
-void run_link(chaos_run *run, uint32_t worker, proxy_fault fault, uint64_t amount);
+/* The number of the link of a worker, or from OF_RANKS on of a rank, to a rank. */
+uint32_t run_link_number(const chaos_run *run, uint32_t of, uint32_t to);
+void run_link(chaos_run *run, uint32_t number, proxy_fault fault, uint64_t amount);
+/* The rank has another port from now on. */
+void run_tell_proxy(chaos_run *run, uint32_t rank);
 
 /* Ends all attacks, and waits for nothing. */
 void run_end_attacks(chaos_run *run);
@@ -193,8 +210,19 @@ bool ranks_are_done(const chaos_run *run);
 bool ranks_reached(const chaos_run *run, const chaos_action *action);
 void ranks_judge(chaos_run *run);
 void ranks_note_death(chaos_run *run, uint32_t dead);
+/* What they say to each other may have been garbled: they say once more which shards they have. */
+void ranks_ungarble(chaos_run *run);
 void ranks_hear(chaos_run *run, uint32_t rank, const chaos_note *note);
 void ranks_hear_all(chaos_run *run);
+
+/* ---- users.c */
+
+/* As which user the worker runs; 0: as the run does. */
+uid_t users_of(const chaos_run *run, uint32_t worker);
+/* Looks for workers that have another user's memory. */
+void users_judge(chaos_run *run, uint32_t worker);
+/* The trainer says how the worker takes versions. */
+void users_judge_path(chaos_run *run, uint32_t worker, refit_path path);
 
 /* ---- actions.c */
 

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "detour.h"
 
 #define SHARD_MS  2000u
 #define MARGIN_MS 1500u /* of a rank that another's death is to end, on a busy machine */
@@ -32,7 +33,8 @@ void ranks_start(chaos_run *run, uint32_t rank)
         run_start_trainer(run);
         return;
     }
-    inet_ntop(AF_INET, &run->address, address, sizeof address);
+    const struct in_addr own = detour_address(run->address, rank);
+    inet_ntop(AF_INET, &own, address, sizeof address);
     part.rank = rank;
     snprintf(part.endpoint, sizeof part.endpoint, "tcp://%s:0", address);
     run->rank[rank].ready = false;
@@ -58,6 +60,16 @@ bool ranks_are_ready(const chaos_run *run)
     return true;
 }
 
+/* Where a rank finds rank 0: through its link, if it has one. */
+static void name_coordinator(const chaos_run *run, uint32_t rank, chaos_note *order)
+{
+    char address[INET_ADDRSTRLEN] = "";
+    inet_ntop(AF_INET, &run->address, address, sizeof address);
+    snprintf(order->text, sizeof order->text, "tcp://%s:%u", address, run->rank[rank].port);
+    if (rank == 0 || !run->plan.linked)
+        snprintf(order->text, sizeof order->text, "%s", run->endpoint);
+}
+
 void ranks_order_shards(chaos_run *run)
 {
     chaos_note order = {.kind = NOTE_SHARD,
@@ -65,11 +77,11 @@ void ranks_order_shards(chaos_run *run)
                         .amount = ++run->edition,
                         .digest = run->plan.model + run->edition,
                         .ms = SHARD_MS};
-    snprintf(order.text, sizeof order.text, "%s", run->endpoint);
     run_say(run, "the ranks say which shards they have, edition %" PRIu32, run->edition);
     ranks_unshard(run);
     for (uint32_t i = 0; i < run->plan.ranks; i++) {
         run->rank[i].answer.kind = NOTE_SHARD;
+        name_coordinator(run, i, &order);
         if (!note_send(ranks_process(run, i)->line, &order))
             run_fail(run, "rank %" PRIu32 " does not hear", i);
     }
@@ -94,6 +106,14 @@ void ranks_conclude_shards(chaos_run *run)
     }
 }
 
+static bool ranks_are_garbled(const chaos_run *run)
+{
+    bool any = false;
+    for (uint32_t i = 1; i < run->plan.ranks; i++)
+        any = any || run->rank[i].garbled;
+    return any;
+}
+
 static void hear_sharded(chaos_run *run, uint32_t rank, const chaos_note *note)
 {
     if (note->amount != run->edition) return;
@@ -101,7 +121,8 @@ static void hear_sharded(chaos_run *run, uint32_t rank, const chaos_note *note)
             refit_status_name((refit_status)note->status), note->ms, note->text);
     bool well = note->status == REFIT_OK || note->status == REFIT_ERR_PEER ||
                 note->status == REFIT_ERR_TIMEOUT || note->status == REFIT_ERR_CANCELLED;
-    if (!well) run_fail(run, "rank %" PRIu32 " cannot say which shard it has", rank);
+    if (!well && !ranks_are_garbled(run))
+        run_fail(run, "rank %" PRIu32 " cannot say which shard it has", rank);
     if (note->ms > SHARD_MS + run_timeout_ms())
         run_fail(run, "rank %" PRIu32 " waited %u ms for the others", rank, note->ms);
     run->rank[rank].answer = *note;
@@ -117,7 +138,8 @@ void ranks_begin(chaos_run *run, const chaos_note *order, uint32_t aborts)
     run->ordered = false;
     for (uint32_t i = 0; i < run->plan.ranks; i++) {
         run_rank *rank = &run->rank[i];
-        rank->open = rank->harmed = false;
+        rank->open = false;
+        rank->harmed = rank->open_faults != 0;
         rank->phase = PHASE_TIME;
         rank->death = rank->written = 0;
         rank->done.kind = 0;
@@ -248,6 +270,19 @@ void ranks_note_death(chaos_run *run, uint32_t dead)
     }
 }
 
+/* With keys no bit is covered by nothing. Nothing that was garbled is under way afterwards. */
+void ranks_ungarble(chaos_run *run)
+{
+    for (uint32_t i = 1; i < run->plan.ranks; i++) {
+        if (!run->rank[i].garbled) continue;
+        uint32_t link = run_link_number(run, OF_RANKS + i, 0);
+        run_link(run, link, FAULT_FLIP_NONE, 0);
+        run_link(run, link, FAULT_RESET, 0);
+        run->rank[i].garbled = false;
+        if (!run->keys) ranks_unshard(run);
+    }
+}
+
 /* ---- Their words */
 
 static void hear_ready(chaos_run *run, uint32_t rank, const chaos_note *note)
@@ -256,6 +291,7 @@ static void hear_ready(chaos_run *run, uint32_t rank, const chaos_note *note)
     run->rank[rank].ready = true;
     snprintf(run->rank[rank].endpoint, sizeof run->rank[rank].endpoint, "%s", note->text);
     run_say(run, "rank %" PRIu32 " is ready at %s", rank, note->text);
+    run_tell_proxy(run, rank);
 }
 
 void ranks_hear(chaos_run *run, uint32_t rank, const chaos_note *note)
