@@ -88,9 +88,11 @@ static bool any_flipped(const chaos_run *run)
     return false;
 }
 
+/* Where it is shared memory alone that cannot be had, no worker fails for that. */
 static void hear_scarce(chaos_run *run, uint32_t at)
 {
-    if (!run->worker[at].was_scarce)
+    bool claimed = (run->round.claimed >> at & 1u) != 0;
+    if (!run->worker[at].was_scarce && !claimed)
         run_fail(run, "%s has no memory for a version, which is not scarce", run->worker[at].name);
     run->totals.refused++;
 }
@@ -108,7 +110,8 @@ static void hear_member(chaos_run *run, const chaos_note *note)
             note->text);
     bool attacker = note->name[0] == ATTACKER_LIAR[0];
     if (worker >= 0) users_judge_path(run, (uint32_t)worker, (refit_path)note->manner);
-    if (worker >= 0 && note->status == REFIT_ERR_HOST_MEMORY) hear_scarce(run, (uint32_t)worker);
+    bool lacks = note->status == REFIT_ERR_HOST_MEMORY || note->status == REFIT_ERR_SYSTEM;
+    if (worker >= 0 && lacks) hear_scarce(run, (uint32_t)worker);
     if (worker < 0 && !attacker && !any_flipped(run))
         run_fail(run, "no worker is called %s", note->name);
     if ((note->flags & MEMBER_COUNTED) != 0) result->counted++;
