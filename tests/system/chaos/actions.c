@@ -6,12 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
-#include <unistd.h>
 
 #include "base/clock.h"
-
-#define SCARCE_BYTES (UINT64_C(128) << 10) /* that a process may map yet */
 
 static void mend_later(chaos_run *run, chaos_action_kind kind, uint32_t worker, uint32_t ms)
 {
@@ -129,58 +125,10 @@ static void move_clock(chaos_run *run, const chaos_action *action)
     if (one->process.pid != 0) (void)note_send(one->process.line, &note);
 }
 
-/* Shared memory is a file, and private memory is mapped: the system has no more of one, or of
- * either. What the process has it keeps. */
-static void limit_memory(const run_worker *one, int resource, rlim_t most)
-{
-    struct rlimit limit;
-    if (prlimit(one->process.pid, (enum __rlimit_resource)resource, NULL, &limit) != 0) return;
-    limit.rlim_cur = most < limit.rlim_max ? most : limit.rlim_max;
-    (void)prlimit(one->process.pid, (enum __rlimit_resource)resource, &limit, NULL);
-}
-
-static uint64_t mapped_bytes(pid_t pid)
-{
-    char path[64];
-    uint64_t pages = 0;
-    snprintf(path, sizeof path, "/proc/%d/statm", (int)pid);
-    FILE *file = fopen(path, "r");
-    if (file == NULL) return 0;
-    if (fscanf(file, "%" SCNu64, &pages) != 1) pages = 0;
-    fclose(file);
-    return pages * (uint64_t)sysconf(_SC_PAGESIZE);
-}
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define LIMITS_ALL false /* a sanitizer takes memory as it likes */
-#else
-#define LIMITS_ALL true
-#endif
-
 static void make_scarce(chaos_run *run, const chaos_action *action)
 {
-    run_worker *one = &run->worker[action->worker];
-    if (one->process.pid == 0 || !one->ready || one->scarce) return;
-    run->totals.scarce++;
-    limit_memory(one, RLIMIT_FSIZE, 0);
-    if (action->amount == 0 || !LIMITS_ALL) {
+    if (scarcity_begin(run, action->worker, action->amount != 0))
         mend_later(run, ACTION_SCARCE, action->worker, action->ms);
-        return;
-    }
-    one->scarce = one->was_scarce = true;
-    limit_memory(one, RLIMIT_AS, mapped_bytes(one->process.pid) + SCARCE_BYTES);
-    mend_later(run, ACTION_SCARCE, action->worker, action->ms);
-}
-
-/* What it could not receive it is not offered again. */
-static void end_scarcity(chaos_run *run, uint32_t at)
-{
-    run_worker *one = &run->worker[at];
-    if (one->scarce) one->lost = run->next;
-    one->scarce = false;
-    if (one->process.pid == 0) return;
-    limit_memory(one, RLIMIT_FSIZE, RLIM_INFINITY);
-    limit_memory(one, RLIMIT_AS, RLIM_INFINITY);
 }
 
 /* ---- The trainer */
@@ -408,7 +356,7 @@ static void mend(chaos_run *run, const run_mend *what)
         break;
     case ACTION_REVOKE: give_key_back(run, what->worker); break;
     case ACTION_DEAF: set_manner(run, what->worker, MANNER_PLAIN, 0); break;
-    case ACTION_SCARCE: end_scarcity(run, what->worker); break;
+    case ACTION_SCARCE: scarcity_end(run, what->worker); break;
     case ACTION_LIAR: run->claimed &= ~(1u << what->worker); break;
     case ACTION_KILL_RANK: ranks_start(run, what->worker); break;
     case ACTION_STOP_RANK:

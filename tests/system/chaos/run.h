@@ -224,6 +224,13 @@ void users_judge(chaos_run *run, uint32_t worker);
 /* The trainer says how the worker takes versions. */
 void users_judge_path(chaos_run *run, uint32_t worker, refit_path path);
 
+/* ---- scarcity.c */
+
+/* The worker can have no new shared memory, or none at all. False: it has begun before, or is not
+ * there. */
+bool scarcity_begin(chaos_run *run, uint32_t worker, bool all);
+void scarcity_end(chaos_run *run, uint32_t worker);
+
 /* ---- actions.c */
 
 void action_do(chaos_run *run, const chaos_action *action);
