@@ -105,6 +105,8 @@ typedef struct rft_peer {
     rft_task task;
     rft_lend lends[RFT_SLOTS_MOST];
     uint64_t failed_version; /* not offered to it again */
+    uint64_t retried;        /* a version that it had to fail with, as a rank was lost or late */
+    bool later;              /* that is offered to it again with the next beat, and not before */
 
     bool member;    /* the version under way, or the last one, counts on it */
     bool awaited;   /* a staged member that the commit waits for, to hear how applying went */

@@ -146,20 +146,10 @@ static void send_all(refit_publisher *publisher, rft_send_queue *spare)
     }
     rft_send_queue_reset(&full);
     *spare = full;
-}
-
-/* A few messages, which a DEALER takes or leaves. The last one ends the connection. */
-static void send_link(refit_publisher *publisher)
-{
-    rft_rank_link *link = &publisher->server.ranks.link;
     if (publisher->link == NULL) return;
-    rft_lock(&publisher->lock);
-    (void)rft_send_queue_flush(&link->send_queue, publisher->link);
-    bool left = link->state == RFT_LINK_OFF && rft_send_queue_is_empty(&link->send_queue);
+    rft_lock(&publisher->lock); /* a few messages, which a DEALER takes or leaves */
+    (void)rft_send_queue_flush(&publisher->server.ranks.link.send_queue, publisher->link);
     rft_unlock(&publisher->lock);
-    if (!left) return;
-    rft_channel_close(publisher->link);
-    publisher->link = NULL;
 }
 
 /* ---- Frames */
@@ -255,7 +245,6 @@ void *rft_publisher_serve(void *user)
         receive_link(publisher);
         tick(publisher);
         send_all(publisher, &spare);
-        send_link(publisher);
         more = send_frames(publisher);
     }
     rft_send_queue_close(&spare);

@@ -89,6 +89,8 @@ static void reset_peer(rft_server *server, rft_peer *peer)
     peer->selects = false;
     peer->alone = 0;
     peer->failed_version = 0;
+    peer->later = false;
+    peer->retried = 0;
     peer->has_manifest = false;
     peer->shards_edition = 0;
     peer->subscribed = false;
@@ -1106,25 +1108,29 @@ static void offer_anew(rft_server *server, rft_peer *peer, int64_t now)
     rft_server_offer(server, peer, now);
 }
 
-/* Whether the worker has lost its connection to one of several ranks, and with it the version,
- * which it can have once the two are connected again. A version that is staged lacks nothing of a
- * rank: then the worker's user refuses it, with the same code. */
-static bool lost_a_rank(const rft_server *server, const rft_peer *peer, refit_status code)
+/* Whether the worker lacks the version for a rank's sake, and can have it in a moment: once the two
+ * are connected again; or once the rank, which writes a newer version, has heard that this came to
+ * nothing. A version that is staged lacks nothing of a rank: then the worker's user refuses it. */
+static bool lacks_a_rank(const rft_server *server, const rft_peer *peer, refit_status code)
 {
+    bool late = code == REFIT_ERR_STALE && peer->task.version == server->current.version;
     return rft_ranks_coordinates(server) && peer->task.stage == RFT_STAGE_OFFERED &&
-           code == REFIT_ERR_PEER;
+           (late || code == REFIT_ERR_PEER);
 }
 
 /* It goes without the version, unless that can come another way. */
 static void fail_task(rft_server *server, rft_peer *peer, refit_status code, const char *reason,
                       int64_t now)
 {
-    rft_log(REFIT_LOG_WARNING, "worker %s failed with version %" PRIu64 ": %s", peer->name,
-            peer->task.version, reason);
+    uint64_t version = peer->task.version;
+    bool known = peer->retried == version; /* it fails with every beat until the rank is there */
+    rft_log(known ? REFIT_LOG_DEBUG : REFIT_LOG_WARNING,
+            "worker %s failed with version %" PRIu64 ": %s", peer->name, version, reason);
     /* What was lent may have come too late, and be there another way. */
-    bool late = code == REFIT_ERR_STALE && peer->task.path == REFIT_PATH_CUDA_IPC;
-    bool again = late || lost_a_rank(server, peer, code);
-    peer->failed_version = again ? 0 : peer->task.version;
+    bool again = code == REFIT_ERR_STALE && peer->task.path == REFIT_PATH_CUDA_IPC;
+    peer->later = lacks_a_rank(server, peer, code);
+    peer->retried = peer->later ? version : 0;
+    peer->failed_version = again || peer->later ? 0 : version;
     peer->task = (rft_task){0};
     /* It may have been the manifest that it had no memory for: the next offer brings it again. */
     if (code == REFIT_ERR_HOST_MEMORY) peer->has_manifest = false;
@@ -1405,7 +1411,8 @@ void rft_server_tick(rft_server *server, int64_t now)
     }
     for (uint32_t i = 0; now >= server->next_beat && i < server->peers.count; i++) {
         rft_peer *peer = server->peers.live[i];
-        server->regroup |= is_waiting(server, peer);
+        server->regroup |= is_waiting(server, peer) || peer->later;
+        peer->later = false;
         if (peer->subscribed || peer->fetches || peer->rank > 0) rft_server_send_beat(server, peer);
     }
     if (now >= server->next_beat) {

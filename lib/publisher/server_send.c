@@ -319,6 +319,7 @@ void rft_server_offer(rft_server *server, rft_peer *peer, int64_t now)
     if (store == NULL || !rft_server_offers_stand(server)) return;
     const rft_version_digests *digests = rft_store_served(store);
     if (digests == NULL || peer->failed_version == digests->version) return;
+    if (peer->later && peer->retried == digests->version) return;
     if (digests->version == server->current.version && rft_server_is_current(server, &peer->held))
         return;
     refit_path path = rft_server_path(server, peer, digests->version);

@@ -179,25 +179,37 @@ static void join_worker(ranks_bench *bench, unsigned sender)
     ranks_bench_say(bench, sender, join);
 }
 
-/* It has no part of a version that is committed, and may have it once the two are connected. */
-ON_RANKS(a_worker_that_lost_a_rank_is_offered_the_version_again)
+/* Offers to the worker with the beats that follow. */
+static uint32_t count_offers_later(ranks_bench *bench)
+{
+    server_bench_forget(&bench->server);
+    server_bench_tick(&bench->server, bench->server.config.broadcast_heartbeat_ms);
+    return server_bench_count(&bench->server, FIRST, RFT_OFFER);
+}
+
+/* A connection is lost, or the rank writes a newer version that comes to nothing. */
+ON_RANKS(a_worker_that_lacks_a_rank_is_offered_the_version_with_the_next_beat)
 {
     rft_message failed = {.kind = RFT_FAILED};
+    static const refit_status reasons[] = {REFIT_ERR_PEER, REFIT_ERR_STALE, REFIT_ERR_STALE};
     ranks_bench_join(bench);
     ranks_bench_publish(bench);
     join_worker(bench, FIRST);
     assert_int_equal(server_bench_count(&bench->server, FIRST, RFT_OFFER), 1);
     failed.as.failed.version = bench->version;
     failed.as.failed.kept = true;
-    failed.as.failed.reason = rft_view_text("rank 1 is lost");
-    failed.as.failed.code = REFIT_ERR_PEER;
-    server_bench_forget(&bench->server);
-    ranks_bench_say(bench, FIRST, failed);
-    assert_int_equal(server_bench_count(&bench->server, FIRST, RFT_OFFER), 1);
+    failed.as.failed.reason = rft_view_text("rank 1 is not there");
+    for (size_t i = 0; i < COUNT_OF(reasons); i++) {
+        failed.as.failed.code = reasons[i];
+        server_bench_forget(&bench->server);
+        ranks_bench_say(bench, FIRST, failed);
+        assert_int_equal(server_bench_count(&bench->server, FIRST, RFT_OFFER), 0); /* not at once */
+        assert_int_equal(count_offers_later(bench), 1);
+        assert_int_equal(count_offers_later(bench), 0);
+    }
     failed.as.failed.code = REFIT_ERR_HOST_MEMORY;
-    server_bench_forget(&bench->server);
     ranks_bench_say(bench, FIRST, failed);
-    assert_int_equal(server_bench_count(&bench->server, FIRST, RFT_OFFER), 0);
+    assert_int_equal(count_offers_later(bench), 0);
 }
 
 /* Another process has taken its place, without the version. */
