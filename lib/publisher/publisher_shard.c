@@ -77,11 +77,13 @@ static refit_status make_store(refit_publisher *publisher, const refit_shards *s
     return status;
 }
 
-/* Whether the wait is over. At rank 0 a rank that is gone again may come back. */
+/* Whether the wait is over. A rank that is gone again may come back, and so may rank 0, unless it
+ * has refused this one for good. */
 static bool is_settled(const rft_ranks *ranks)
 {
     refit_status failure = (refit_status)ranks->failure.status;
-    if (ranks->rank == 0 && failure == REFIT_ERR_PEER) failure = REFIT_OK;
+    bool refused = ranks->rank > 0 && ranks->link.state == RFT_LINK_OFF;
+    if (failure == REFIT_ERR_PEER && !refused) failure = REFIT_OK;
     return ranks->complete || failure != REFIT_OK;
 }
 

@@ -79,8 +79,17 @@ static void end(rft_server *server, refit_status status, const char *reason)
     rft_transaction_doom(server, REFIT_ERR_PEER, reason);
 }
 
+/* Whether what comes is not for this link: it was closed, or its channel is that of the one before.
+ */
+static bool is_deaf(const rft_server *server)
+{
+    const rft_rank_link *link = &server->ranks.link;
+    return link->state == RFT_LINK_OFF || link->reopen || !rft_ranks_follows(server);
+}
+
 void rft_rank_link_fail(rft_server *server, const refit_error *why, int64_t now)
 {
+    if (is_deaf(server)) return;
     lose(server, (refit_status)why->status, why->text, now);
 }
 
@@ -276,9 +285,8 @@ static void answer(rft_server *server, const rft_message *message, int64_t now)
 
 void rft_rank_link_message(rft_server *server, const rft_message *message, int64_t now)
 {
-    rft_rank_link *link = &server->ranks.link;
-    if (link->state == RFT_LINK_OFF || !rft_ranks_follows(server)) return;
-    link->heard = now;
+    if (is_deaf(server)) return;
+    server->ranks.link.heard = now;
     answer(server, message, now);
     rft_transaction_evaluate(server, now);
 }

@@ -406,6 +406,9 @@ static void follow(ranks_bench *bench)
 {
     assert_ok(rft_ranks_open(&bench->server.server, 1, RANKS, NULL));
     rft_rank_link_open(&bench->server.server, "tcp://127.0.0.1:1", 5, bench->server.now);
+    hear_welcome(bench); /* of the channel before, which is still open */
+    assert_int_equal(bench->server.server.ranks.link.state, RFT_LINK_CONNECTING);
+    bench->server.server.ranks.link.reopen = false; /* as the service thread does */
     hear_welcome(bench);
     hear_all_there(bench);
     hear_offer(bench, VERSION);

@@ -213,7 +213,7 @@ typedef struct refit_shards {
  *   another broadcast.frame_bytes than at rank 0
  * - REFIT_ERR_TIMEOUT: the sentence says which ranks are missing, or what rank 0 has answered last
  * - REFIT_ERR_STATE: nothing is declared, or a version is under way
- * - REFIT_ERR_PEER: rank 0 was lost while this rank waited
+ * - REFIT_ERR_PEER: rank 0 is another publisher than the one that this rank had joined
  * - REFIT_ERR_UNSUPPORTED: broadcast.gpu is require
  * - REFIT_ERR_SECURITY, REFIT_ERR_CANCELLED, REFIT_ERR_HOST_MEMORY
  */
