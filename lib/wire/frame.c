@@ -38,6 +38,14 @@ rft_delta_shape rft_sparse_shape(const rft_manifest *manifest, const rft_block *
     };
 }
 
+bool rft_sparse_cut(const rft_manifest *manifest, const rft_want *want, const rft_block *block,
+                    rft_block *cut)
+{
+    *cut = *block;
+    cut->bytes = rft_want_block(want, block);
+    return cut->bytes > 0 && cut->bytes % rft_sparse_shape(manifest, block).width == 0;
+}
+
 bool rft_sparse_encode(const rft_manifest *manifest, const rft_block *block, uint32_t price,
                        const void *before, const void *after, unsigned char *planes,
                        rft_sparse *out)
@@ -415,6 +423,7 @@ typedef struct frame_gather {
     unsigned char *next; /* where the next block's bytes go */
     uint32_t copied;     /* blocks up to here are in place; of those after, none is sparse */
     unsigned char *hole; /* where the bytes of these go */
+    unsigned char *pair; /* room for what is wanted of a block, in the base and in the image */
     rft_frame_counts counts;
 } frame_gather;
 
@@ -456,6 +465,18 @@ static uint64_t wanted_bytes(const frame_gather *gather, const rft_block *block)
     return rft_want_block(gather->source->want, block);
 }
 
+/* Room for what is wanted of a block, before and after. */
+static size_t pair_room(const frame_gather *gather)
+{
+    const rft_block *blocks = &gather->manifest->blocks[gather->span->first_block];
+    size_t most = 0;
+    for (uint32_t i = 0; gather->source->base != NULL && i < gather->span->blocks; i++) {
+        uint64_t wanted = wanted_bytes(gather, &blocks[i]);
+        if (wanted < blocks[i].bytes && wanted > most) most = (size_t)wanted;
+    }
+    return 2 * most;
+}
+
 /* The block as it lies in the images. */
 static const rft_block *placed(const frame_gather *gather, uint32_t at)
 {
@@ -463,20 +484,27 @@ static const rft_block *placed(const frame_gather *gather, uint32_t at)
     return &(layout == NULL ? gather->manifest : layout)->blocks[gather->span->first_block + at];
 }
 
-/* Appends what is wanted of a block. */
-static void copy_dense(frame_gather *gather, uint32_t at)
+/* Copies what is wanted of a block in an image of the source. */
+static void copy_wanted(const frame_gather *gather, uint32_t at, const unsigned char *image,
+                        unsigned char *to)
 {
     const rft_frame_source *source = gather->source;
     const rft_block *block = placed(gather, at);
     const rft_block *whole = &gather->manifest->blocks[gather->span->first_block + at];
     uint64_t wanted = wanted_bytes(gather, whole);
     if (wanted == block->bytes)
-        memcpy(gather->hole, source->image + block->offset, wanted);
+        memcpy(to, image + block->offset, wanted);
     else if (block->bytes == whole->bytes)
-        rft_want_gather(source->want, block, source->image, gather->hole);
+        rft_want_gather(source->want, block, image, to);
     else
-        rft_shard_gather(source->want, source->shard, block, source->image, gather->hole);
-    gather->hole += wanted;
+        rft_shard_gather(source->want, source->shard, block, image, to);
+}
+
+/* Appends what is wanted of a block. */
+static void copy_dense(frame_gather *gather, uint32_t at)
+{
+    copy_wanted(gather, at, gather->source->image, gather->hole);
+    gather->hole += wanted_bytes(gather, &gather->manifest->blocks[gather->span->first_block + at]);
 }
 
 /* Copies the dense blocks before `end`. That is done when a sparse block follows them, or at the
@@ -495,19 +523,47 @@ static uint64_t part_of(const rft_parts *parts, const unsigned char *image, cons
     return rft_digest_part(image + block->offset, block->bytes, block->tensor_offset);
 }
 
-static bool add_sparse(frame_gather *gather, uint32_t at)
+static bool code_whole(const frame_gather *gather, uint32_t at, rft_sparse *sparse)
 {
     const rft_frame_source *source = gather->source;
     uint32_t index = gather->span->first_block + at;
-    const rft_block *block = placed(gather, at), *whole = &gather->manifest->blocks[index];
-    rft_sparse sparse;
-    if (source->base == NULL || wanted_bytes(gather, whole) < whole->bytes) return false;
+    const rft_block *block = placed(gather, at);
     if (!rft_sparse_encode(gather->manifest, block, source->price, source->base + block->offset,
-                           source->image + block->offset, gather->next, &sparse)) {
+                           source->image + block->offset, gather->next, sparse)) {
         return false;
     }
-    sparse.before = part_of(&source->before, source->base, block, index);
-    sparse.after = part_of(&source->after, source->image, block, index);
+    sparse->before = part_of(&source->before, source->base, block, index);
+    sparse->after = part_of(&source->after, source->image, block, index);
+    return true;
+}
+
+/* The wanted bytes of a block, after one another. */
+static bool code_cut(const frame_gather *gather, uint32_t at, const rft_block *cut,
+                     rft_sparse *sparse)
+{
+    const rft_frame_source *source = gather->source;
+    unsigned char *before = gather->pair, *after = gather->pair + cut->bytes;
+    copy_wanted(gather, at, source->base, before);
+    copy_wanted(gather, at, source->image, after);
+    if (!rft_sparse_encode(gather->manifest, cut, source->price, before, after, gather->next,
+                           sparse)) {
+        return false;
+    }
+    sparse->before = rft_digest_part(before, cut->bytes, cut->tensor_offset);
+    sparse->after = rft_digest_part(after, cut->bytes, cut->tensor_offset);
+    return true;
+}
+
+static bool add_sparse(frame_gather *gather, uint32_t at)
+{
+    const rft_block *whole = &gather->manifest->blocks[gather->span->first_block + at];
+    rft_block cut;
+    rft_sparse sparse;
+    if (gather->source->base == NULL) return false;
+    if (!rft_sparse_cut(gather->manifest, gather->source->want, whole, &cut)) return false;
+    if (!(cut.bytes == whole->bytes ? code_whole(gather, at, &sparse)
+                                    : code_cut(gather, at, &cut, &sparse)))
+        return false;
     fill_hole(gather, at);
     size_t place = (size_t)gather->counts.sparse * RFT_SPARSE_ENTRY_BYTES;
     rft_sparse_write_entry(&sparse, gather->entries + place);
@@ -536,11 +592,12 @@ static refit_status gather_blocks(frame_gather *gather, rft_bytes *scratch, rft_
                                   refit_error *error)
 {
     size_t directory = (size_t)gather->span->blocks * RFT_SPARSE_ENTRY_BYTES;
+    size_t room = directory + gather->span->bytes + coding_room(gather);
     rft_bytes_reset(scratch);
-    RFT_TRY(
-        rft_bytes_reserve(scratch, directory + gather->span->bytes + coding_room(gather), error));
+    RFT_TRY(rft_bytes_reserve(scratch, room + pair_room(gather), error));
     gather->entries = scratch->data;
     gather->next = gather->hole = scratch->data + directory;
+    gather->pair = scratch->data + room;
     add_blocks(gather);
     size_t used = (size_t)gather->counts.sparse * RFT_SPARSE_ENTRY_BYTES;
     unsigned char *start = scratch->data + directory - used;

@@ -5,8 +5,8 @@
  * first the directory of the sparse blocks, then, block after block, what each has: its bytes
  * (dense), nothing (same), or its planes (sparse). A gathered payload may be packed.
  *
- * For a worker that wants a part of the version (want.h), what a block has are its wanted bytes:
- * such a frame is gathered, unless all of it is wanted, and never packed.
+ * For a worker that wants a part of the version (want.h), what a block has are its wanted bytes, or
+ * what changed of these: such a frame is gathered, unless all of it is wanted, and never packed.
  *
  * A frame is never longer than the range of the image that it stands for.
  */
@@ -47,6 +47,11 @@ typedef struct rft_sparse {
 /* What the elements of a block are: halves where their type says so, else bits of its width; bytes
  * where an element has fewer bits or an odd number of them. */
 rft_delta_shape rft_sparse_shape(const rft_manifest *manifest, const rft_block *block);
+
+/* The block with its wanted bytes alone, of which a sparse block is made: after one another, at the
+ * block's place in its tensor. False: those are none, or not whole elements. */
+bool rft_sparse_cut(const rft_manifest *manifest, const rft_want *want, const rft_block *block,
+                    rft_block *cut);
 
 /* Codes the block, which is `before` in the base and `after` now: its planes go to `planes`, which
  * has rft_delta_bound bytes of room. The digests are the caller's. False: its own bytes are as

@@ -277,8 +277,9 @@ static bool plan_block(const rft_reassembly *reassembly, const rft_block *block,
     if (mode == RFT_BLOCK_DENSE) {
         bytes = wanted;
     } else if (mode == RFT_BLOCK_SPARSE) {
-        if (wanted < block->bytes) return false;
-        if (!rft_sparse_read(reassembly->manifest, block, *entry, *at, room, &plan->sparse))
+        rft_block cut;
+        if (!rft_sparse_cut(reassembly->manifest, reassembly->want, block, &cut) ||
+            !rft_sparse_read(reassembly->manifest, &cut, *entry, *at, room, &plan->sparse))
             return false;
         *entry += RFT_SPARSE_ENTRY_BYTES;
         bytes = plan->sparse.delta.total;
@@ -361,20 +362,35 @@ static refit_status check_payload(rft_reassembly *reassembly, const rft_frame_sp
 
 /* ---- Into the staging image */
 
+/* Of a block that is wanted in part, to its wanted bytes: no digest of the tensor's is about them.
+ */
 static refit_status apply_sparse(rft_reassembly *reassembly, const rft_block *block,
                                  block_plan *plan, refit_error *error)
 {
     unsigned char *to = reassembly->block;
     const char *name = reassembly->manifest->tensors[block->tensor].name;
-    uint64_t before = rft_digest_copy_part(to, reassembly->base + block->offset, block->bytes,
-                                           block->tensor_offset);
+    uint64_t before, after, wanted = rft_want_block(reassembly->want, block);
+    bool cut = wanted < block->bytes;
+    if (cut) {
+        rft_want_gather(reassembly->want, block, reassembly->base, to);
+        before = rft_digest_part(to, wanted, block->tensor_offset);
+    } else {
+        before = rft_digest_copy_part(to, reassembly->base + block->offset, block->bytes,
+                                      block->tensor_offset);
+    }
     RFT_REFUSE_IF(before != plan->sparse.before, error, REFIT_ERR_STALE,
                   "a change of tensor '%.80s' belongs to other bytes than this worker holds", name);
     RFT_REFUSE_IF(!rft_delta_apply(plan->sparse.shape, &plan->sparse.delta, plan->from, to), error,
                   REFIT_ERR_PROTOCOL, "a change of tensor '%.80s' is malformed", name);
-    plan->part = rft_digest_copy_piece(reassembly->staging + block->offset, to, block->bytes,
-                                       block->tensor_offset);
-    RFT_REFUSE_IF(plan->part != plan->sparse.after, error, REFIT_ERR_CORRUPT,
+    if (cut) {
+        after = rft_digest_part(to, wanted, block->tensor_offset);
+        rft_want_scatter(reassembly->want, block, to, reassembly->staging);
+    } else {
+        after = rft_digest_copy_piece(reassembly->staging + block->offset, to, block->bytes,
+                                      block->tensor_offset);
+    }
+    plan->part = cut ? 0 : after;
+    RFT_REFUSE_IF(after != plan->sparse.after, error, REFIT_ERR_CORRUPT,
                   "a change of tensor '%.80s' does not give the bytes that it should", name);
     return REFIT_OK;
 }

@@ -166,6 +166,51 @@ TEST(the_wanted_bytes_arrive_and_no_others)
     }
 }
 
+/* Frames as changes, to a worker that holds other bytes. */
+static uint32_t count_stale(want_rig *rig, const unsigned char *held)
+{
+    frame_rig *f = &rig->frames;
+    const rft_frame_source source = {
+        .image = f->image, .same = f->same, .base = f->base, .want = rig->want};
+    uint32_t stale = 0;
+    rft_reassembly_reset(f->reassembly, f->staging, held);
+    rft_reassembly_narrow(f->reassembly, rig->want);
+    for (uint32_t i = 0; i < f->manifest->frame_count; i++) {
+        rft_view payload;
+        /* Of frames that are wanted whole a packed one would be as good. */
+        if (rft_want_frame(rig->want, i) != RFT_WANT_SOME) continue;
+        rft_message frame = frame_rig_encode(f, i, &source, &payload);
+        refit_status status = frame_rig_take_copy(f, &frame, payload);
+        if (status != REFIT_ERR_STALE) assert_ok(status);
+        stale += status == REFIT_ERR_STALE;
+    }
+    return stale;
+}
+
+TEST(what_changed_of_a_part_belongs_to_the_bytes_that_were_there)
+{
+    uint32_t stale = 0;
+    for (uint64_t seed = 1; seed <= SEEDS; seed++) {
+        want_rig rig;
+        open_rig(&rig, seed);
+        const rft_manifest *manifest = rig.frames.manifest;
+        unsigned char *other = malloc(manifest->store_bytes);
+        assert_non_null(other);
+        frame_rig_assemble(&rig.frames);
+        memcpy(other, rig.frames.base, manifest->store_bytes);
+        assert_int_equal(count_stale(&rig, other), 0);
+        for (uint64_t i = 0; i < manifest->store_bytes; i++)
+            other[i] ^= (unsigned char)!rig.wanted[i];
+        assert_int_equal(count_stale(&rig, other), 0); /* those that are not wanted do not count */
+        for (uint64_t i = 0; i < manifest->store_bytes; i++)
+            other[i] ^= 1;
+        stale += count_stale(&rig, other);
+        free(other);
+        close_rig(&rig);
+    }
+    assert_true(stale > 0);
+}
+
 TEST(frames_that_another_one_placed_are_taken_in_part)
 {
     want_rig rig;
