@@ -530,12 +530,20 @@ static void step(rft_follower *follower)
 /* In the place of one that the user has not taken. */
 static void deliver(rft_follower *follower)
 {
-    if (follower->applying != NULL && !withdraw(follower)) return;
-    follower->applying = follower->newest;
-    follower->waits = false;
+    rft_image *before = follower->applying, *image = follower->newest;
+    rft_session_state state = follower->report.state;
+    rft_image_add_use(image, RFT_IMAGE_LENT);
     follower->report.state = RFT_SESSION_APPLYING;
-    rft_image_add_use(follower->applying, RFT_IMAGE_LENT);
-    rft_mailbox_deliver(follower->mailbox, follower->applying, &follower->report);
+    if (before == NULL) {
+        rft_mailbox_deliver(follower->mailbox, image, &follower->report);
+    } else if (!rft_mailbox_replace(follower->mailbox, image, &follower->report)) {
+        follower->report.state = state;
+        rft_image_drop_use(image, RFT_IMAGE_LENT);
+        return;
+    }
+    rft_image_drop_use(before, RFT_IMAGE_LENT);
+    follower->applying = image;
+    follower->waits = false;
 }
 
 /* ---- Time */

@@ -210,6 +210,19 @@ void rft_mailbox_deliver(rft_mailbox *mailbox, rft_image *image, const rft_sessi
     rft_unlock(&mailbox->lock);
 }
 
+bool rft_mailbox_replace(rft_mailbox *mailbox, rft_image *image, const rft_session_report *report)
+{
+    rft_lock(&mailbox->lock);
+    bool there = mailbox->ready != NULL;
+    if (there) {
+        put_report(mailbox, report);
+        mailbox->ready = image;
+        show_ready(mailbox);
+    }
+    rft_unlock(&mailbox->lock);
+    return there;
+}
+
 bool rft_mailbox_withdraw(rft_mailbox *mailbox)
 {
     rft_lock(&mailbox->lock);

@@ -108,6 +108,9 @@ void rft_mailbox_read(rft_mailbox *mailbox, rft_session_report *out);
 
 /* With the report as of now: who has taken a version never reads a report from before it. */
 void rft_mailbox_deliver(rft_mailbox *mailbox, rft_image *image, const rft_session_report *report);
+/* The same in the place of the one that is there, so that one is at every moment. False if that has
+ * been taken, and the new one is not delivered. */
+bool rft_mailbox_replace(rft_mailbox *mailbox, rft_image *image, const rft_session_report *report);
 /* False if it has been taken. */
 bool rft_mailbox_withdraw(rft_mailbox *mailbox);
 /* Takes the oldest order; false if there is none. */

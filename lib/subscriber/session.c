@@ -603,13 +603,21 @@ static void proceed(rft_session *session, int64_t now)
 
 /* ---- Decisions */
 
-/* A newer version takes the place of the one in the mailbox: its memory is the trainer's again. */
-static void supersede(rft_session *session)
+/* Puts the image into the mailbox; in the place of the one there, whose memory is the trainer's
+ * again. False: the user has taken that one meanwhile. */
+static bool put(rft_session *session, rft_image *image)
 {
+    rft_image *before = session->applying;
     rft_message message = {.kind = RFT_RELEASED};
-    if (session->applying == NULL) return;
-    message.as.commit.version = session->applying->id.version;
-    if (withdraw(session)) session_send(session, &message);
+    if (before == NULL) {
+        rft_mailbox_deliver(session->mailbox, image, &session->report);
+        return true;
+    }
+    if (!rft_mailbox_replace(session->mailbox, image, &session->report)) return false;
+    message.as.commit.version = before->id.version;
+    rft_image_drop_use(before, RFT_IMAGE_LENT);
+    session_send(session, &message);
+    return true;
 }
 
 /* What is staged and committed goes to the user, who may have the one before in hand: then it waits
@@ -618,25 +626,24 @@ static void deliver(rft_session *session, int64_t now)
 {
     refit_error why;
     rft_image *image = session->receive.image;
-    rft_version_id held = {session->report.epoch, session->receive.version,
-                           session->receive.digest};
+    rft_session_state state = session->report.state;
     if (rft_image_lend(image, &why) != REFIT_OK) {
         abort_update(session, session->receive.version, &why, now);
         return;
     }
-    supersede(session);
-    session->told = session->applying != NULL;
+    image->id =
+        (rft_version_id){session->report.epoch, session->receive.version, session->receive.digest};
+    session->report.state = RFT_SESSION_APPLYING;
+    session->told = !put(session, image);
     if (session->told) {
+        session->report.state = state;
         rft_image_drop_use(image, RFT_IMAGE_LENT);
         return;
     }
     (void)rft_receive_take(&session->receive);
-    image->id = held;
     rft_image_drop_use(image, RFT_IMAGE_STAGED);
     session->applying = image;
     session->owes = true;
-    session->report.state = RFT_SESSION_APPLYING;
-    rft_mailbox_deliver(session->mailbox, image, &session->report);
 }
 
 /* The trainer says once more that the version is committed which the user is to decide on. */

@@ -1,5 +1,6 @@
 """Workers that switch when it suits them: ``wait="staged"`` and ``wait="none"``."""
 
+import select
 import threading
 from collections.abc import Iterator
 
@@ -81,6 +82,25 @@ def test_an_engine_polls_between_two_requests(late: Late) -> None:
     with update:
         assert torch.all(dict(update.tensors())["a"] == 3.0)
     assert subscriber.poll() is None
+
+
+def test_a_poll_finds_a_version_at_every_moment(late: Late) -> None:
+    """Also at the one in which a newer version takes the place of one that was not taken."""
+    publisher, subscriber = late
+    small = {"w": torch.zeros(8)}
+    thread = threading.Thread(
+        target=lambda: [publisher.publish(small, wait="staged") for _ in range(300)]
+    )
+    thread.start()
+    version = 0
+    while version < 300:
+        ready, _, _ = select.select([subscriber], [], [], TIMEOUT)
+        update = subscriber.poll()
+        assert ready
+        assert update is not None
+        with update:
+            version = update.version
+    thread.join()
 
 
 def test_a_version_in_hand_stays_whole_while_others_come(late: Late) -> None:
