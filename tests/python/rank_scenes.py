@@ -11,6 +11,7 @@ from refit.errors import StateError
 from refit.weights.lockstep import LockstepError, agree
 from refit.weights.named_weights import named_weights
 from refit.weights.publisher import Publisher
+from refit.weights.subscriber import Subscriber
 from refit.weights.transaction import Transaction
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -157,6 +158,22 @@ LOST = "rank 1: StateError: this rank has lost its weights"
 EARLY = "rank 1: KeyError: 'before it sent anything'"
 OTHER = "holds other weights"
 NO_RANK = "rank 2 cannot be the root"
+
+
+def hand_over_together(rank: int) -> object:
+    """With ``wait="none"``, to a worker that takes it later; the states are away meanwhile."""
+    model = sharded_model()
+    with Publisher("tcp://127.0.0.1:0") if rank == 0 else nullcontext(None) as publisher:
+        worker = None if publisher is None else Subscriber(publisher.endpoint)
+        if publisher is not None:
+            publisher.wait_workers(1, 30.0)
+        with Transaction(publisher, lockstep=True, wait="none") as tx:
+            tx.send(named_weights(model))
+        if worker is not None:
+            worker.close()
+    return tx.handed_over, tx.version
+
+
 SCENES: dict[str, tuple[Scene, list[Any]]] = {
     "gathers on the root alone": (
         gathers_on_the_root_alone,
@@ -183,6 +200,7 @@ SCENES: dict[str, tuple[Scene, list[Any]]] = {
         lambda rank: publish_together(rank, None),
         [("committed", 6)] * 2,
     ),
+    "all ranks learn the version that was handed over": (hand_over_together, [(True, 1)] * 2),
     "a root that cannot begin stops all": (
         lambda rank: publish_together(rank, 3),
         [("StaleError", None), ("LockstepError: rank 0: StaleError", None)],

@@ -19,13 +19,14 @@ from refit.errors import PeerError
 @dataclass(frozen=True)
 class Standing:
     """The message of one rank to the others: its place, its details, its error, the version that
-    the workers have, if this rank knows it, and what else it says."""
+    the workers have, if this rank knows it, one that they may yet have, and what else it says."""
 
     place: str
     detail: str
     error: str | None
     version: int | None
     said: Any = None
+    handed_over: int | None = None
 
 
 class LockstepError(PeerError):
@@ -59,14 +60,19 @@ def agree(
     detail: str = "",
     error: str | None = None,
     version: int | None = None,
-) -> int | None:
-    """Tells all ranks how this one fares, and hears how they do; returns the version they know.
+    handed_over: int | None = None,
+) -> tuple[int | None, int | None]:
+    """Tells all ranks how this one fares, and hears how they do; returns the version they know, and
+    one that was handed over.
 
     A collective: it blocks for the others, at most the process group's timeout. LockstepError on
     all ranks if any failed, this one included, or differs. Does nothing where there are no ranks.
     """
-    standings = _exchanged(group, Standing(place, detail, error, version))
-    return next((one.version for one in standings if one.version is not None), None)
+    mine = Standing(place, detail, error, version, handed_over=handed_over)
+    standings = _exchanged(group, mine)
+    known = (one.version for one in standings if one.version is not None)
+    left = (one.handed_over for one in standings if one.handed_over is not None)
+    return next(known, None), next(left, None)
 
 
 def exchange(

@@ -97,8 +97,8 @@ class Transaction:
 
     @property
     def handed_over(self) -> bool:
-        """Whether it is committed, or may still come to be, with ``wait="none"``: that is known on
-        the rank that publishes."""
+        """Whether it is committed, or may still come to be, with ``wait="none"``: ranks in lockstep
+        all know."""
         return self.committed or self._left
 
     def send(self, *weights: Tensors) -> None:
@@ -334,13 +334,21 @@ class Transaction:
             return  # all have been told
         error = None if why is None else lockstep.sentence_of(why)
         try:
-            known = lockstep.agree(self._group, "end", error=error, version=self._committed)
+            known, left = lockstep.agree(
+                self._group,
+                "end",
+                error=error,
+                version=self._committed,
+                handed_over=self._number if self._left else None,
+            )
         except lockstep.LockstepError as others:
             self._committed = self._committed or others.version
             if why is None:
                 raise
         else:
             self._committed = self._committed or known
+            if left is not None:
+                self._asked, self._left = left, True
 
 
 class _Settled:
