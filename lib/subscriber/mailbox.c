@@ -32,16 +32,23 @@ undo_fds:
 
 void rft_mailbox_close(rft_mailbox *mailbox)
 {
+    rft_selection_close(mailbox->selection);
     rft_mutex_close(&mailbox->lock);
     rft_wake_fd_close(mailbox->ready_fd);
     rft_wake_fd_close(mailbox->wake_fd);
+}
+
+/* Whether there is a version, of what is selected. The lock is held. */
+static bool can_take(const rft_mailbox *mailbox)
+{
+    return mailbox->ready != NULL && mailbox->selection == NULL;
 }
 
 /* Makes ready_fd say whether a take would return at once. The lock is held. */
 static void show_ready(rft_mailbox *mailbox)
 {
     rft_wake_fd_clear(mailbox->ready_fd);
-    if (mailbox->ready != NULL || mailbox->report.final.status != REFIT_OK ||
+    if (can_take(mailbox) || mailbox->report.final.status != REFIT_OK ||
         atomic_load(&mailbox->cancelled)) {
         rft_wake_fd_set(mailbox->ready_fd);
     }
@@ -73,7 +80,7 @@ static refit_status try_take(rft_mailbox *mailbox, rft_image **out, refit_error 
     if (atomic_exchange(&mailbox->cancelled, false)) {
         return rft_fail(error, REFIT_ERR_CANCELLED, "refit_subscriber_wake ended the wait");
     }
-    if (mailbox->ready != NULL) {
+    if (can_take(mailbox)) {
         *out = mailbox->ready;
         mailbox->ready = NULL;
         return REFIT_OK;
@@ -153,11 +160,14 @@ void rft_mailbox_bring(rft_mailbox *mailbox, refit_device *device)
     rft_wake_fd_set(mailbox->wake_fd);
 }
 
-void rft_mailbox_select(rft_mailbox *mailbox, const rft_selection *selection)
+void rft_mailbox_select(rft_mailbox *mailbox, rft_selection *selection)
 {
     rft_lock(&mailbox->lock);
+    rft_selection *before = mailbox->selection;
     mailbox->selection = selection;
+    show_ready(mailbox);
     rft_unlock(&mailbox->lock);
+    rft_selection_close(before);
     rft_wake_fd_set(mailbox->wake_fd);
 }
 
@@ -226,8 +236,9 @@ bool rft_mailbox_replace(rft_mailbox *mailbox, rft_image *image, const rft_sessi
 bool rft_mailbox_withdraw(rft_mailbox *mailbox)
 {
     rft_lock(&mailbox->lock);
-    bool there = mailbox->ready != NULL;
+    bool there = mailbox->ready != NULL || mailbox->passed;
     mailbox->ready = NULL;
+    mailbox->passed = false;
     show_ready(mailbox);
     rft_unlock(&mailbox->lock);
     return there;
@@ -256,11 +267,15 @@ refit_device *rft_mailbox_take_device(rft_mailbox *mailbox)
     return device;
 }
 
-const rft_selection *rft_mailbox_take_selection(rft_mailbox *mailbox)
+rft_selection *rft_mailbox_take_selection(rft_mailbox *mailbox)
 {
     rft_lock(&mailbox->lock);
-    const rft_selection *selection = mailbox->selection;
+    rft_selection *selection = mailbox->selection;
     mailbox->selection = NULL;
+    if (selection != NULL && mailbox->ready != NULL) {
+        mailbox->ready = NULL;
+        mailbox->passed = true;
+    }
     rft_unlock(&mailbox->lock);
     return selection;
 }

@@ -69,14 +69,16 @@ typedef struct rft_mailbox {
     bool archive;         /* it is a folder */
     atomic_bool cancelled; /* by rft_mailbox_cancel, until a take has said so */
     rft_mutex lock;
-    rft_image *ready;                     /* guarded by lock */
+    rft_image *ready;                     /* guarded by lock; not to be taken while a selection
+                                             waits, which it is not of */
     rft_session_report report;            /* guarded by lock */
     rft_order orders[RFT_MAILBOX_ORDERS]; /* guarded by lock */
     uint32_t order_count;                 /* guarded by lock */
-    refit_device *device;           /* guarded by lock; to be used from now on; NULL: nothing new */
-    const rft_selection *selection; /* guarded by lock; the same */
-    bool whole;                     /* guarded by lock: versions are taken as a whole alone */
-    bool closing;                   /* guarded by lock */
+    refit_device *device;     /* guarded by lock; to be used from now on; NULL: nothing new */
+    rft_selection *selection; /* guarded by lock; owned; NULL: nothing new */
+    bool passed;              /* guarded by lock: `ready` gave way to a selection */
+    bool whole;               /* guarded by lock: versions are taken as a whole alone */
+    bool closing;             /* guarded by lock */
 } rft_mailbox;
 
 refit_status rft_mailbox_open(rft_mailbox *mailbox, refit_error *error);
@@ -93,8 +95,8 @@ void rft_mailbox_cancel(rft_mailbox *mailbox);
 void rft_mailbox_order(rft_mailbox *mailbox, const rft_order *order, uint64_t version);
 /* The GPU whose memory may be shared. */
 void rft_mailbox_bring(rft_mailbox *mailbox, refit_device *device);
-/* The same for what it selects; the caller's until the mailbox is closed. */
-void rft_mailbox_select(rft_mailbox *mailbox, const rft_selection *selection);
+/* What is selected from now on, which it takes. Until the service thread knows, no version is. */
+void rft_mailbox_select(rft_mailbox *mailbox, rft_selection *selection);
 /* Whether versions are taken as a whole alone. */
 void rft_mailbox_take_whole(rft_mailbox *mailbox, bool whole);
 /* The caller's engine runs on the version, as the service thread knows. */
@@ -117,8 +119,9 @@ bool rft_mailbox_withdraw(rft_mailbox *mailbox);
 bool rft_mailbox_next_order(rft_mailbox *mailbox, rft_order *out);
 /* The device that was brought since; NULL: none. */
 refit_device *rft_mailbox_take_device(rft_mailbox *mailbox);
-/* What was selected since the last call; NULL: nothing. */
-const rft_selection *rft_mailbox_take_selection(rft_mailbox *mailbox);
+/* What was selected since the last call, for the caller to close; NULL: nothing. What is there
+ * cannot be taken any more: rft_mailbox_withdraw says so. */
+rft_selection *rft_mailbox_take_selection(rft_mailbox *mailbox);
 bool rft_mailbox_is_whole(rft_mailbox *mailbox);
 /* Copies the report; while an order waits, the version stays what the caller has decided. False
  * once it is shut and no order is left. */

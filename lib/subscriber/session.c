@@ -481,9 +481,7 @@ static void hold_image(rft_session *session, rft_image *image)
 void rft_session_select(rft_session *session, const rft_selection *selection, int64_t now)
 {
     session->selection = selection;
-    session->held = (rft_version_id){0}; /* of which another part is there */
-    session->report.version = 0;
-    hold_image(session, NULL);
+    hold_image(session, NULL); /* of which another part is there */
     rft_session_disconnect(session, 0, now);
 }
 

@@ -46,6 +46,7 @@ typedef struct subscriber_service {
     /* From start to stop these belong to the service thread alone. */
     rft_channel *channel; /* NULL: it follows an archive, and has no session */
     rft_session session;
+    rft_selection *selection; /* owned; what the session selects; NULL: everything */
     rft_link_channels links;
     rft_follower follower;
 } subscriber_service;
@@ -73,13 +74,21 @@ static void wait_for_something(subscriber_service *service)
     }
 }
 
+/* After the orders: those that wait were given before it. */
+static void select_parts(subscriber_service *service)
+{
+    rft_selection *selection = rft_mailbox_take_selection(&service->mailbox);
+    if (selection == NULL) return;
+    rft_session_select(&service->session, selection->count > 0 ? selection : NULL, rft_now());
+    rft_selection_close(service->selection);
+    service->selection = selection;
+}
+
 static void run_commands(subscriber_service *service)
 {
     rft_order order;
     refit_device *device = rft_mailbox_take_device(&service->mailbox);
     if (device != NULL) rft_session_use_device(&service->session, device, rft_now());
-    const rft_selection *selection = rft_mailbox_take_selection(&service->mailbox);
-    if (selection != NULL) rft_session_select(&service->session, selection, rft_now());
     rft_session_take_whole(&service->session, rft_mailbox_is_whole(&service->mailbox), rft_now());
     rft_session_collect(&service->session); /* before a decision about them */
     while (rft_mailbox_next_order(&service->mailbox, &order)) {
@@ -94,6 +103,7 @@ static void run_commands(subscriber_service *service)
         }
         flush(service);
     }
+    select_parts(service);
 }
 
 static void receive_one(subscriber_service *service, refit_status status,
@@ -167,6 +177,7 @@ static void close_source(subscriber_service *service)
     }
     rft_link_channels_close(&service->links);
     rft_session_close(&service->session);
+    rft_selection_close(service->selection);
     rft_channel_close(service->channel);
 }
 
@@ -237,8 +248,6 @@ struct refit_subscriber {
     refit_update update;
     rft_image *still_read; /* of an update that is closed, by copies that have not ended; NULL */
     uint64_t still_version;
-    bool taken;               /* a version was, ever */
-    rft_selection *selection; /* owned; NULL: none was made */
 };
 
 refit_status refit_subscriber_open(const char *endpoint, const refit_config *config,
@@ -270,7 +279,6 @@ void refit_subscriber_close(refit_subscriber *subscriber)
     if (!ended) rft_log(REFIT_LOG_ERROR, "a GPU does not end its copies: it stays open");
     stop_service(&subscriber->service, ended ? NULL : subscriber->still_read);
     rft_in_place_close(&subscriber->engine);
-    rft_selection_close(subscriber->selection);
     if (subscriber->device != NULL) rft_device_release(subscriber->device);
     rft_free(subscriber);
 }
@@ -312,18 +320,20 @@ refit_status refit_subscriber_use_device(refit_subscriber *subscriber, refit_dev
 }
 
 refit_status refit_subscriber_select(refit_subscriber *subscriber, const refit_selection *list,
-                                     uint32_t count, refit_error *error)
+                                     uint32_t count, const unsigned char *manifest,
+                                     refit_error *error)
 {
-    RFT_REFUSE_IF(subscriber == NULL || list == NULL || count == 0, error, REFIT_ERR_INVALID,
-                  "refit_subscriber_select needs a subscriber and at least one part");
+    rft_selection *selection;
+    RFT_REFUSE_IF(subscriber == NULL || (list == NULL && count > 0), error, REFIT_ERR_INVALID,
+                  "refit_subscriber_select needs a subscriber and a list");
     RFT_REFUSE_IF(subscriber->service.channel == NULL, error, REFIT_ERR_UNSUPPORTED,
                   "an archive has whole versions, and parts of them are not taken");
-    RFT_REFUSE_IF(subscriber->selection != NULL, error, REFIT_ERR_STATE,
-                  "the subscriber has a selection already, until it is closed");
-    RFT_REFUSE_IF(subscriber->taken, error, REFIT_ERR_STATE,
-                  "a version was taken already: select what is wanted before the first");
-    RFT_TRY(rft_selection_open(list, count, &subscriber->selection, error));
-    rft_mailbox_select(&subscriber->service.mailbox, subscriber->selection);
+    RFT_TRY(rft_selection_open(list, count, &selection, error));
+    if (manifest != NULL) {
+        selection->bound = true;
+        memcpy(selection->manifest.bytes, manifest, sizeof selection->manifest.bytes);
+    }
+    rft_mailbox_select(&subscriber->service.mailbox, selection);
     return REFIT_OK;
 }
 
@@ -385,7 +395,6 @@ refit_status refit_subscriber_next(refit_subscriber *subscriber, uint32_t timeou
     RFT_TRY(rft_mailbox_take(&subscriber->service.mailbox, timeout_ms, &update->image, error));
     update->decided = false;
     update->torn = false;
-    subscriber->taken = true;
     *out = update;
     return REFIT_OK;
 }

@@ -256,18 +256,37 @@ static refit_status encode(const rft_manifest *manifest, row_list *list, rft_byt
     return REFIT_OK;
 }
 
+static refit_status add_all(row_list *list, const rft_manifest *manifest, refit_error *error)
+{
+    const refit_selection all = {.size = sizeof all};
+    for (uint32_t i = 0; i < manifest->count; i++) {
+        if (manifest->tensors[i].alias_of == REFIT_NO_ALIAS)
+            RFT_TRY(add_box(list, manifest, i, &all, error));
+    }
+    return REFIT_OK;
+}
+
+static refit_status add_selected(row_list *list, const rft_selection *selection,
+                                 const rft_manifest *manifest, const char **missing,
+                                 refit_error *error)
+{
+    if (selection->bound && !rft_digest128_equal(&selection->manifest, &manifest->digest))
+        return add_all(list, manifest, error);
+    for (uint32_t i = 0; i < selection->count; i++) {
+        bool found;
+        RFT_TRY(add_named(list, manifest, &selection->list[i], &found, error));
+        if (!found && *missing == NULL) *missing = selection->list[i].name;
+    }
+    return REFIT_OK;
+}
+
 refit_status rft_selection_resolve(const rft_selection *selection, const rft_manifest *manifest,
                                    rft_want **out, const char **missing, refit_error *error)
 {
     row_list list = {0};
     rft_bytes encoded = {0};
-    refit_status status = REFIT_OK;
     *missing = NULL;
-    for (uint32_t i = 0; status == REFIT_OK && i < selection->count; i++) {
-        bool found;
-        status = add_named(&list, manifest, &selection->list[i], &found, error);
-        if (!found && *missing == NULL) *missing = selection->list[i].name;
-    }
+    refit_status status = add_selected(&list, selection, manifest, missing, error);
     if (status == REFIT_OK) status = encode(manifest, &list, &encoded, error);
     if (status == REFIT_OK) status = rft_want_open(manifest, rft_bytes_view(&encoded), out, error);
     rft_bytes_close(&encoded);

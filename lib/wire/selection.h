@@ -15,6 +15,8 @@ typedef struct rft_selection {
     refit_selection *list; /* owned */
     uint32_t count;
     char *names; /* owned */
+    bool bound;  /* to versions of this manifest: of others it is everything */
+    rft_digest128 manifest;
 } rft_selection;
 
 /* Copies the list. REFIT_ERR_INVALID names the mistake in it; REFIT_ERR_HOST_MEMORY. */

@@ -8,6 +8,7 @@ import refit
 import torch
 from broadcasting import Trainer
 from refit.integrations import _recorded
+from refit.integrations._receiver import Receiver
 from refit.integrations._recorded import RecordedLoader
 
 
@@ -45,7 +46,11 @@ def weights(value: float, dtype: torch.dtype = torch.float32) -> dict[str, torch
 def load(trainer: Trainer, loader: RecordedLoader, version: Any) -> None:
     with trainer.offer(version) as update:
         loader.load(update)
-    loader.learn()
+    loader.learn(receiver_of(trainer))
+
+
+def receiver_of(trainer: Trainer) -> Receiver:
+    return Receiver(lambda: trainer.subscriber, "")
 
 
 def test_the_loader_rests_once_it_is_recorded(
@@ -108,7 +113,7 @@ def test_a_loader_that_fails_to_be_recorded_is_not_asked_again(trainer: Trainer)
     load(trainer, loader, weights(1))
     assert engine.is_version(1)
     assert engine.loads == 2
-    loader.learn()
+    loader.learn(receiver_of(trainer))
     assert engine.loads == 2
     with pytest.raises(MemoryError), trainer.offer(weights(2)) as update:
         loader.load(update)

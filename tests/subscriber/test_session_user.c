@@ -217,6 +217,33 @@ BENCH_TEST(a_version_that_was_not_taken_is_superseded_by_the_next)
     assert_int_equal(bench_state(bench), CURRENT);
 }
 
+/* From the call on, since it has not what is selected. */
+BENCH_TEST(a_version_that_was_not_taken_gives_way_to_a_selection)
+{
+    rft_selection *selection = NULL;
+    const refit_selection one = {.size = sizeof one, .name = "*"};
+    rft_image *image = NULL;
+    leave_in_mailbox(bench);
+    assert_ok(rft_selection_open(&one, 1, &selection, NULL));
+    rft_mailbox_select(&bench->mailbox, selection);
+    assert_int_equal(rft_mailbox_take(&bench->mailbox, 0, &image, NULL), REFIT_ERR_TIMEOUT);
+    selection = rft_mailbox_take_selection(&bench->mailbox);
+    assert_int_equal(rft_mailbox_take(&bench->mailbox, 0, &image, NULL), REFIT_ERR_TIMEOUT);
+    rft_session_select(&bench->session, selection, bench->now);
+    assert_null(bench->session.applying);
+    assert_int_equal(bench->session.held.version, 1); /* the engine runs on it all the same */
+    assert_null(bench->session.held_image);
+    bench_join(bench, BENCH_EPOCH);
+    assert_int_equal(bench_said(bench, RFT_HELLO)->as.hello.held.version, 1);
+    rft_session_select(&bench->session, NULL, bench->now);
+    rft_selection_close(selection);
+    bench_join(bench, BENCH_EPOCH);
+    bench_forget(bench);
+    bench_stage(bench, 2, 0);
+    bench_commit(bench, 2);
+    assert_image_is(bench_take(bench), bench_sample(bench, 2));
+}
+
 BENCH_TEST(a_version_stays_in_the_mailbox_when_the_next_is_aborted)
 {
     leave_in_mailbox(bench);

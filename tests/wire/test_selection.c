@@ -196,6 +196,31 @@ TEST(mistakes_are_named)
     assert_int_equal(open_one(one), REFIT_ERR_INVALID);
 }
 
+TEST(of_other_tensors_than_it_is_bound_to_it_is_everything)
+{
+    rft_manifest *manifest = make_manifest();
+    const refit_selection one = NAMED("layers.0.b");
+    for (int other = 0; other < 2; other++) {
+        const char *missing;
+        rft_want *want = NULL;
+        rft_selection *selection = NULL;
+        assert_ok(rft_selection_open(&one, 1, &selection, NULL));
+        selection->bound = true;
+        selection->manifest = manifest->digest;
+        selection->manifest.bytes[3] ^= (unsigned char)other;
+        assert_ok(rft_selection_resolve(selection, manifest, &want, &missing, NULL));
+        assert_null(missing);
+        for (uint32_t i = 0; i < TENSORS; i++) {
+            bool all = other == 1 || i == 1;
+            if (tensors[i].bytes > 0)
+                assert_int_equal(rft_want_tensor(want, i), all ? RFT_WANT_ALL : RFT_WANT_NONE);
+        }
+        rft_want_release(want);
+        rft_selection_close(selection);
+    }
+    rft_manifest_close(manifest);
+}
+
 TEST(a_box_beyond_its_tensor_is_refused)
 {
     rft_manifest *manifest = make_manifest();

@@ -505,18 +505,25 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_subscriber_use_device(refit_subscr
  * part is selected for those that copy or write it; refit_update_tensor gives its memory, of which
  * the selected part alone has its bytes. Digests of the trainer's are compared for tensors that are
  * selected whole; parts have those of the frames that they came in. A name that the trainer does
- * not have is told in the log; a part that is not within its tensor refuses the version. Once, and
- * before the first update: a trainer is joined once more. Does not block.
+ * not have is told in the log; a part that is not within its tensor refuses the version.
+ *
+ * `manifest` (NULL: of all versions) are the 16 bytes that refit_update_manifest gave: versions
+ * with other tensors are then taken whole. A later call takes the place of the one before; with a
+ * count of 0 all is taken again. It holds for each version that refit_subscriber_next gives from
+ * now on: one that is there and was not taken is fetched anew, and is missed if it was lent. An
+ * update that is open stays as it is. The trainer is joined once more, which a version under way
+ * waits for, and the next version does not build on the one held. Does not block.
  *
  * Errors:
  * - REFIT_ERR_INVALID: an entry without a name, or an empty one
  * - REFIT_ERR_UNSUPPORTED: it follows an archive
- * - REFIT_ERR_STATE: a selection was made already, or a version was taken
  * - REFIT_ERR_HOST_MEMORY
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_subscriber_select(refit_subscriber *subscriber,
                                                                 const refit_selection *list,
-                                                                uint32_t count, refit_error *error);
+                                                                uint32_t count,
+                                                                const unsigned char *manifest,
+                                                                refit_error *error);
 
 /*
  * Waits for the next committed version and gives it as an update that the caller closes; one update

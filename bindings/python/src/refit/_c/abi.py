@@ -964,6 +964,7 @@ PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
         c_void_p,
         POINTER(refit_selection),
         c_uint32,
+        POINTER(c_ubyte),
         POINTER(refit_error),
     ]),
     "refit_subscriber_next": (c_int, [

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from refit.errors import ClosedError, DeadlineError, StateError
 
 if TYPE_CHECKING:
+    from refit.weights.parts import Parts
     from refit.weights.subscriber import Subscriber
     from refit.weights.update import Update
 
@@ -29,6 +30,9 @@ then reported, instead of an engine that hangs."""
 ABSENT_S = 30.0
 """How long a worker goes on to wait for a version while no trainer is there: the one that asked for
 the update is dead then, and the engine has requests to serve."""
+
+_WORTH = 0.9
+"""Of a version: a loader that reads more is given all."""
 
 LOOK_S = 1.0
 """How often a wait looks whether there is a trainer."""
@@ -60,6 +64,7 @@ class Receiver:
         self._answered = (0, 0)
         """The epoch and the version to which this subscription gave its last answer."""
         self._update: Update | None = None
+        self._needed: Parts | None = None
         self._kept = False
         self._end_wait: Callable[[], None] | None = None
 
@@ -128,9 +133,25 @@ class Receiver:
         self.let_go()
         self.subscriber.close()
         self.subscriber = self._make_subscriber()
+        if self._needed is not None:
+            self.subscriber.select(self._needed)
         self._answered = (0, 0)
         if not kept:
             self.version = 0
+
+    def need(self, parts: "Parts | None") -> None:
+        """Takes of each version from now on what a recorded loader reads, where that is less than
+        most of it and the bytes travel; None: all. A version that is in hand must have been let go.
+        """
+        if parts is self._needed:
+            return
+        if parts is not None:
+            travels = self.subscriber.describe().path in ("socket", "neighbor")
+            if parts.digest is None or not travels or parts.share > _WORTH:
+                parts = None
+        if parts is not self._needed:
+            self.subscriber.select(parts)
+            self._needed = parts
 
     def pass_over(self, update: "Update", reason: str, *, kept: bool = True) -> None:
         """Refuses an update that was taken and not loaded, and closes it. `kept`: as in refuse."""

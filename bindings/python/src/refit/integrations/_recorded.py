@@ -12,10 +12,11 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from refit.errors import InvalidError, StateError, UnsupportedError
+from refit.errors import InvalidError, RefitError, StateError, UnsupportedError
 from refit.observe.memory_now import available_bytes
 
 if TYPE_CHECKING:
+    from refit.integrations._receiver import Receiver
     from refit.weights.parts import Parts
     from refit.weights.update import Update
 
@@ -41,6 +42,16 @@ class RecordedLoader:
         hold."""
         self.parts: Parts | None = None
 
+    def prepare(self, receiver: "Receiver") -> None:
+        """Before a version is taken: all of it, unless it will be written without the loader."""
+        if self.parts is not None:
+            try:
+                self.parts.check_model()
+            except StateError as why:
+                _log.info("the recording of the engine's loader is made anew: %s", why)
+                self.parts = None
+        self._ask(receiver)
+
     def load(self, update: "Update") -> None:
         """Loads a version; what the loader raises, and ``update.load_into``."""
         if self.parts is not None:
@@ -51,12 +62,24 @@ class RecordedLoader:
                 self.parts = None
             else:
                 return
+        update.check_whole()
         self._load(update.tensors())
         self._names = {view.name: view for view in update.views()}
 
-    def learn(self) -> None:
-        """Records the loader, if it has loaded a version since it was recorded. The model has that
-        version then as before. Takes as long as two loads; raises nothing."""
+    def learn(self, receiver: "Receiver") -> None:
+        """Records the loader, if it has loaded a version since it was recorded, and has what it
+        reads sent alone from now on. The model has that version then as before, which must have
+        been let go. Takes as long as two loads; raises nothing."""
+        self._learn()
+        self._ask(receiver)
+
+    def _ask(self, receiver: "Receiver") -> None:
+        try:
+            receiver.need(self.parts)
+        except RefitError as why:
+            _log.warning("each version is taken whole: %s", why)
+
+    def _learn(self) -> None:
         names, self._names = self._names, {}
         if not names or self._refused:
             return

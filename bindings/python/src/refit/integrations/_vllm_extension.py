@@ -183,15 +183,16 @@ def _update(worker: Any, version: int | None, timeout: float | None) -> int:
     assert refit is not None
     if len(set(held)) > 1:  # one of them was lost to the trainer: all begin anew
         refit.receiver.join_again(kept=False)
-    update = _take_the_same(worker, refit.receiver, version, timeout)
+    update = _take_the_same(worker, refit, version, timeout)
     _load_the_same(worker, refit, update)
     return refit.receiver.version
 
 
 def _take_the_same(
-    worker: Any, receiver: Receiver, version: int | None, timeout: float | None
+    worker: Any, refit: _Subscription, version: int | None, timeout: float | None
 ) -> "Update":
     """One version, in the hands of all workers. What fails leaves all with the one before."""
+    receiver = refit.receiver
     end = time.monotonic() + (TIMEOUT_S if timeout is None else timeout)
     update: Update | None = None
     while True:
@@ -199,6 +200,7 @@ def _take_the_same(
         try:
             refuse_asleep()
             if update is None:
+                refit.into.prepare(receiver)
                 update = receiver.take(version, max(0.0, end - time.monotonic()))
         except Exception as why:
             failed = why
@@ -236,7 +238,7 @@ def _load_the_same(worker: Any, refit: _Subscription, update: "Update") -> None:
     except EngineWorkerError:
         receiver.join_again(kept=False)
         raise
-    refit.into.accepted()
+    refit.into.accepted(receiver)
 
 
 def _load_or_go_back(worker: Any, refit: _Subscription, update: "Update") -> None:
@@ -276,9 +278,13 @@ class _Model:
         for name in ("reset_lora_state", "reset_encoder_cache", "reset_mm_cache"):
             getattr(self._runner, name, _nothing)()  # as vLLM's reload does
 
-    def accepted(self) -> None:
+    def prepare(self, receiver: Receiver) -> None:
+        """Before a version is taken."""
+        self._loader.prepare(receiver)
+
+    def accepted(self, receiver: Receiver) -> None:
         """The version is the model's: a time at which its loader can be recorded."""
-        self._loader.learn()
+        self._loader.learn(receiver)
 
     def go_back(self) -> bool:
         """Whether the version before is the model's again."""
@@ -346,7 +352,10 @@ class _Adapter:
         self._put(self._next.path)
         self._loaded = True
 
-    def accepted(self) -> None:
+    def prepare(self, receiver: Receiver) -> None:
+        """Nothing: an adapter is taken whole."""
+
+    def accepted(self, receiver: Receiver) -> None:
         """The version that was loaded is the adapter's; the one before goes."""
         self._remove(self._folder)
         self._folder, self._next = self._next, None

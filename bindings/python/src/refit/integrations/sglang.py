@@ -227,12 +227,13 @@ def pull(model: Any, named_tensors: Named) -> None:
     refuse_quantized(model)
     receiver = _receiver_of(model, endpoint)
     loader = _loader_of(model)
+    loader.prepare(receiver)
     update = receiver.take(version or None, timeout, absent=ABSENT_S)
     with receiver.loading(update):
         loader.load(update)
         _synchronize(model)
     receiver.let_go()
-    loader.learn()
+    loader.learn(receiver)
 
 
 def plugin() -> None:

@@ -290,7 +290,7 @@ class Archive(Handle):
                 "an update in a GPU's memory cannot be archived: its bytes are "
                 "to be in host memory, so let this worker use no device"
             )
-        if update._is_partial:
+        if update._selected is not None:
             raise UnsupportedError(
                 "an archive keeps whole versions: let this worker take no parts of them"
             )

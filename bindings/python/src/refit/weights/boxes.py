@@ -6,7 +6,7 @@ selections. Neither PyTorch nor versions are known here.
 
 import ctypes
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from refit._c import abi
@@ -95,13 +95,13 @@ def _range_of(name: str, one: Any, size: int) -> tuple[int, int]:
     raise InvalidError(f"{name}: {one!r} is neither a slice nor a pair of first and length")
 
 
-def selections(names: Collection[str], slices: Mapping[str, Sequence[slice]]) -> Any:
-    """The array of refit_selection: each name, and the slices of some. InvalidError: a name that C
-    cannot take."""
-    raw = (abi.refit_selection * len(names))()
-    for one, name in zip(raw, names, strict=True):
+def selections(parts: Collection[tuple[str, Sequence[slice]]]) -> Any:
+    """The array of refit_selection: names, and slices of their first dimensions. InvalidError: a
+    name that C cannot take."""
+    raw = (abi.refit_selection * len(parts))()
+    for one, (name, slices) in zip(raw, parts, strict=True):
         one.size, one.name = ctypes.sizeof(one), encoded(name, "the name of a part")
-        for index, it in enumerate(slices.get(name, ())):
+        for index, it in enumerate(slices):
             one.rank = index + 1
             one.first[index] = it.start or 0
             to_end = it.stop is None
@@ -109,10 +109,11 @@ def selections(names: Collection[str], slices: Mapping[str, Sequence[slice]]) ->
     return raw
 
 
-def selections_of(boxes: Mapping[str, Box]) -> Any:
+def selections_of(boxes: Collection[tuple[str, Box]]) -> Any:
     """The same of boxes."""
-    slices = {
-        name: [slice(at, at + count) for at, count in zip(box.first, box.shape, strict=True)]
-        for name, box in boxes.items()
-    }
-    return selections(boxes.keys(), slices)
+    return selections(
+        [
+            (name, [slice(at, at + count) for at, count in zip(box.first, box.shape, strict=True)])
+            for name, box in boxes
+        ]
+    )

@@ -169,6 +169,8 @@ def _no_tensor(name: str, place: Any) -> str:
 
 
 def _misfit(view: View, place: Weight, cast: bool) -> list[str]:
+    if view._entry.holes:
+        return [f"of {view.name} only what a recorded loader reads was taken"]
     if view.shape != place.shape:
         return [f"{view.name} is {list(view.shape)} and not {list(place.shape)}"]
     if view.dtype != place.dtype.name:

@@ -10,6 +10,7 @@ memory fall from the first to the last. Tensors of a version are flat, in row or
 import itertools
 import math
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,9 @@ from refit._c import dtypes
 from refit._c.waiting import interrupts_held
 from refit.errors import InvalidError, StateError
 from refit.weights import target
+from refit.weights.boxes import Box
 from refit.weights.load import Loaded, listed
+from refit.weights.needs import Boxes, nbytes, needed
 from refit.weights.source import ASLEEP, lacks_memory
 from refit.weights.target import Fingerprint
 from refit.weights.view import Entry
@@ -172,8 +175,14 @@ class Parts:
         manifest: Mapping[str, tuple[str, tuple[int, ...]]],
         parts: list[Part],
         overlap: bool,
+        digest: bytes | None = None,
+        ties: Mapping[str, str] | None = None,
     ) -> None:
         self.manifest = manifest
+        self.digest = digest
+        """Of all that versions have, as the C library says it; None: it is not known."""
+        self.ties = ties or {}
+        """The names under which the bytes of tied tensors travel."""
         self.parts = tuple(parts)
         self.overlap = overlap
         """Whether a part is written over a piece of another, so that their order counts."""
@@ -213,6 +222,18 @@ class Parts:
         """Keeps it for the next version: see ``Packed``."""
         self.packed = Packed(entries, model, converts, targets, boxes, left)
 
+    @cached_property
+    def needed(self) -> Boxes:
+        """What it reads of a version, by name: boxes that are apart."""
+        return needed(self.parts, self.manifest, self.ties)
+
+    @cached_property
+    def share(self) -> float:
+        """How much of a version's bytes ``needed`` are."""
+        names = self.manifest.keys() - self.ties.keys()
+        whole = nbytes({one: [Box.whole(self.manifest[one][1])] for one in names}, self.manifest)
+        return nbytes(self.needed, self.manifest) / whole if whole else 1.0
+
     def check(self, version: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
         """Whether a version with these types and shapes can be written now; writes nothing.
         InvalidError: it is not the one that was recorded; StateError: the model is not."""
@@ -228,6 +249,10 @@ class Parts:
                 f"the version is not like the recorded one, and nothing was changed: "
                 f"{listed(wrong, '; ')}. Record the loader again"
             )
+        self.check_model()
+
+    def check_model(self) -> None:
+        """StateError: the model is not where it was recorded."""
         now = tensors_of(self.model)
         for name in self._written:
             layout = self._layouts[name]

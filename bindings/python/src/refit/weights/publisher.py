@@ -253,7 +253,7 @@ class Publisher(Handle):
                 coordinator=encoded(coordinator, "an endpoint") if rank else None,
                 rank=rank,
                 ranks=ranks,
-                list=selections_of(boxes),
+                list=selections_of(boxes.items()),
                 count=len(boxes),
             )
             self._declared = None  # as in _declare

@@ -85,9 +85,8 @@ def record(
     finally:
         with interrupts_held():
             engine.put_back()
-    return Parts(
-        model, {name: (one.name, one.shape) for name, one in kinds.items()}, found, overlap
-    )
+    manifest = {name: (one.name, one.shape) for name, one in kinds.items()}
+    return Parts(model, manifest, found, overlap, *_version_of(weights))
 
 
 # ---- The version's tensors
@@ -146,6 +145,22 @@ def _kinds(weights: Any) -> dict[str, _Kind]:
         here = (*shape[:-1], shape[-1] // dtype.pack) if dtype.pack > 1 else shape
         found[name] = _Kind(number, dtype.name, shape, dtypes.to_torch(dtype), here)
     return found
+
+
+def _version_of(weights: Any) -> tuple[bytes | None, dict[str, str]]:
+    """What tells versions of these tensors, if they are all of a version's, and which are tied."""
+    pairs = weights.items() if isinstance(weights, Mapping) else ()
+    views = weights.views() if hasattr(weights, "views") else [one for _, one in pairs]
+    ties: dict[str, str] = {}
+    digests = set()
+    for view in views:
+        if not isinstance(view, View):
+            return None, {}
+        cut = getattr(view._owner, "_selected", None) is not None
+        digests.add(None if cut else getattr(view._owner, "_manifest", None))
+        if view.alias_of is not None:
+            ties[view.name] = view.alias_of
+    return (digests.pop() if len(digests) == 1 else None), ties
 
 
 def _tensors(kinds: Mapping[str, _Kind], seed: int) -> Iterator[tuple[str, torch.Tensor]]:

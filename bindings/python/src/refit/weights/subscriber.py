@@ -19,7 +19,7 @@ import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from refit._c import abi, stats
 from refit._c.call_lock import CallLock
@@ -27,7 +27,7 @@ from refit._c.config import ConfigLike, make_config
 from refit._c.device import Device, current_cuda, open_device, use_asked
 from refit._c.handle import Handle
 from refit._c.library import call, encoded, lib
-from refit._c.waiting import SLICE_MS
+from refit._c.waiting import SLICE_MS, interrupts_held
 from refit.errors import (
     CancelledError,
     ClosedError,
@@ -37,9 +37,12 @@ from refit.errors import (
     StateError,
 )
 from refit.weights.bound import Bound
-from refit.weights.boxes import selections, slices_of
-from refit.weights.update import Current, Selected, Update
+from refit.weights.boxes import selections, selections_of, slices_of
+from refit.weights.update import Current, Needed, Selected, Update
 from refit.weights.worker import PATHS
+
+if TYPE_CHECKING:
+    from refit.weights import parts as recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,16 +139,55 @@ class Subscriber(Handle):
         self._asked_device = None if settled["broadcast.gpu"] == "off" else device
         try:
             if parts is not None:
-                self._select(parts)
+                self.select(parts)
             self._find_device(current_cuda(is_chosen=True))
         except BaseException:
             self.close()
             raise
 
+    def select(self, parts: "Parts | recorded.Parts | None") -> None:
+        """Takes these parts alone of the versions that ``next`` gives from now on, in place of what
+        was selected before; None: all.
+
+        ``parts`` as of the constructor, or what ``refit.record`` has made of an update: then what
+        the recorded loader reads is sent alone, such as the rows and columns of a rank, and an
+        update is for ``load_into`` with it. Tensors that came whole can be read as well. A version
+        with other tensors than the recorded one comes whole, to be recorded again.
+        An update that is open stays as it is. A version that has arrived, and was not taken, is
+        fetched anew, and missed if the trainer had lent it on a GPU. The next one does not come as
+        changes. The trainer is joined once more: a version that it begins within these
+        milliseconds does not count on this worker, and comes all the same. In the trainer's memory,
+        on its host or GPU, all of a version is there in any case. See refit_subscriber_select.
+        Raises InvalidError, UnsupportedError (an archive is followed), HostMemoryError.
+        """
+        made = sys.modules.get("refit.weights.parts")  # else none was recorded
+        with self._call_lock, interrupts_held():  # C and Python are to know the same
+            if parts is None:
+                call(lib.refit_subscriber_select, self._live, None, 0, None)
+                self._current.select(None)
+            elif made is not None and isinstance(parts, made.Parts):
+                self._select_needed(parts)
+            else:
+                self._select(cast("Parts", parts))
+
+    def _select_needed(self, parts: "recorded.Parts") -> None:
+        if parts.digest is None:
+            raise InvalidError(
+                "the loader was recorded with tensors that are of no update taken whole: give "
+                "refit.record an update"
+            )
+        boxes = parts.needed
+        raw = selections_of([(name, one) for name, these in boxes.items() for one in these])
+        digest = (ctypes.c_ubyte * 16).from_buffer_copy(parts.digest)
+        call(lib.refit_subscriber_select, self._live, raw, len(raw), digest)
+        self._current.select(Needed(parts, boxes, parts.digest))
+
     def _select(self, parts: Parts) -> None:
         if isinstance(parts, str):
             raise InvalidError(f"parts is the text {parts!r}: give a list of names, or a mapping")
         chosen = parts if isinstance(parts, Mapping) else dict.fromkeys(parts)
+        if not chosen:
+            raise InvalidError("parts are empty: name at least one part, or give None for all")
         slices: dict[str, tuple[slice, ...]] = {}
         for name, cut in chosen.items():
             if cut is None:
@@ -153,9 +195,9 @@ class Subscriber(Handle):
             if name.endswith("*"):
                 raise InvalidError(f"{name} stands for several tensors: slices are of one")
             slices[name] = slices_of(name, cut)
-        raw = selections(chosen.keys(), slices)
-        call(lib.refit_subscriber_select, self._live, raw, len(raw))
-        self._current.selected = Selected(chosen, slices)
+        raw = selections([(name, slices.get(name, ())) for name in chosen])
+        call(lib.refit_subscriber_select, self._live, raw, len(raw), None)
+        self._current.select(Selected(chosen, slices))
 
     def _find_device(self, auto: str | None) -> None:
         """Uses the device that was asked for, once it is known: ``auto`` for "auto"."""

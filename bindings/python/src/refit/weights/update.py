@@ -27,7 +27,7 @@ from refit._c.device import stream_of
 from refit._c.handle import Handle
 from refit._c.library import call, lib
 from refit._c.waiting import interrupts_held, run_interruptibly, wait_in_slices
-from refit.errors import NotFoundError, RefitError, StateError, UnsupportedError
+from refit.errors import InvalidError, NotFoundError, RefitError, StateError, UnsupportedError
 from refit.weights import load
 from refit.weights.bound import Bound
 from refit.weights.source import Weight, cuda_number
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     import numpy
     import torch
 
+    from refit.weights.needs import Boxes
     from refit.weights.parts import Part, Parts
 
 
@@ -78,6 +79,27 @@ class Selected:
         return chosen
 
 
+class Needed:
+    """What a recorded loader reads of each version, which a worker takes alone. Versions with other
+    tensors are taken whole."""
+
+    def __init__(self, parts: "Parts", boxes: "Boxes", manifest: bytes) -> None:
+        self.parts = weakref.ref(parts)
+        self.manifest = manifest
+        self._cut = frozenset(
+            name
+            for name, (one, *more) in boxes.items()
+            if more or one.shape != parts.manifest[name][1]
+        )
+
+    def of(self, entries: dict[str, Entry]) -> dict[str, Entry]:
+        """Those of a version, some with holes."""
+        return {
+            name: one._replace(holes=True) if (one.alias_of or name) in self._cut else one
+            for name, one in entries.items()
+        }
+
+
 class Current:
     """State that a subscriber and its updates share.
 
@@ -89,14 +111,25 @@ class Current:
     def __init__(self) -> None:
         self.serial = 0
         self.bound: Bound | None = None
-        self.selected: Selected | None = None
-        """What the worker takes of each version; None: all."""
+        self.selected: Selected | Needed | None = None
+        """What the worker takes of each version; None: all. With ``select``."""
         self.fit: load.Fit | None = None
         """The last ``load_into`` that was one call of the C library."""
         self._known: tuple[bytes, dict[str, Entry]] = b"", {}
 
-    def entries_of(self, update: int) -> dict[str, Entry]:
-        """The descriptions of a version's tensors: the same object for the same tensors."""
+    def select(self, selected: Selected | Needed | None) -> None:
+        """Of the versions from now on."""
+        self.selected = selected
+        self._known = b"", {}
+
+    def selected_of(self, manifest: bytes) -> Selected | Needed | None:
+        """What is taken of a version of these tensors; None: all."""
+        one = self.selected
+        return None if isinstance(one, Needed) and one.manifest != manifest else one
+
+    def entries_of(self, update: int) -> tuple[bytes, dict[str, Entry]]:
+        """What tells the tensors of a version, and their descriptions: the same object for the same
+        tensors."""
         raw = (ctypes.c_ubyte * 16)()
         call(lib.refit_update_manifest, update, raw)
         digest = bytes(raw)
@@ -104,10 +137,10 @@ class Current:
             count = lib.refit_update_count(update)
             tensor = partial(call, lib.refit_update_tensor, update)
             entries = entries_of(count, lambda index, raw: tensor(index, raw, None))
-            if self.selected is not None:
-                entries = self.selected.of(entries)
+            if (selected := self.selected_of(digest)) is not None:
+                entries = selected.of(entries)
             self._known = digest, entries
-        return self._known[1]
+        return self._known
 
 
 class Update(Handle):
@@ -149,18 +182,14 @@ class Update(Handle):
         self._adopt(pointer)
         self._version = int(lib.refit_update_version(pointer))
         self._streamed = bool(lib.refit_update_is_streamed(pointer))
-        self._entries = current.entries_of(pointer)
+        self._manifest, self._entries = current.entries_of(pointer)
+        self._selected = current.selected_of(self._manifest)
         count = 0 if self._streamed else lib.refit_update_count(pointer)
         self._places = (ctypes.c_void_p * count)()
         if not self._streamed:
             call(lib.refit_update_places, pointer, self._places, len(self._places))
 
     # ---- What is in it
-
-    @property
-    def _is_partial(self) -> bool:
-        """Whether the worker takes a part of each version."""
-        return self._current.selected is not None
 
     @property
     def version(self) -> int:
@@ -294,22 +323,40 @@ class Update(Handle):
         return load.Fit(self._entries, found, strict, cast, missing, unexpected, targets)
 
     def _load_parts(self, parts: "Parts", write: Callable[..., None]) -> load.Loaded:
+        self._check_needed(parts)
         found, _held = self._fingerprint_of(parts.model)
         known = parts.packed_for(self._entries, found, self._cuda >= 0)
 
         def tensor_of(name: str) -> "torch.Tensor":
-            return self[name].torch()
+            return self[name].torch_with_holes()
 
         if known is not None and not self._streamed and self._copy_to_gpu(known.targets):
             write(known.left, tensor_of)
             return parts.left_out
-        parts.check({name: (one.dtype.name, one.shape) for name, one in self._entries.items()})
+        if isinstance(self._selected, Needed):  # it is a version of the same tensors
+            parts.check_model()
+        else:
+            parts.check({name: (one.dtype.name, one.shape) for name, one in self._entries.items()})
         if self._streamed:
             self._stream_parts(parts, write)
             return parts.left_out
         self._lend()  # a copy that fails leaves the model torn
         write(parts.places() if parts.overlap else self._parts_left(parts, found), tensor_of)
         return parts.left_out
+
+    def check_whole(self) -> None:
+        """StateError: the worker has taken a part of the version alone."""
+        if self._selected is not None:
+            raise StateError(
+                f"not all of version {self._version} was taken: select None, or its parts"
+            )
+
+    def _check_needed(self, parts: "Parts") -> None:
+        if isinstance(self._selected, Needed) and self._selected.parts() is not parts:
+            raise InvalidError(
+                "only what another recorded loader reads was taken of the version: call "
+                "Subscriber.select with this one before the next"
+            )
 
     def _stream_parts(self, parts: "Parts", write: Callable[..., None]) -> None:
         """Each tensor's parts once it is there; parts that overlap in their order, at the end."""

@@ -38,6 +38,8 @@ class Entry(NamedTuple):
     """What a worker selected of it, by its first dimensions; ``shape`` is that of the part."""
     whole: tuple[int, ...] = ()
     """The shape of all of it, where there is a part."""
+    holes: bool = False
+    """Whether only what a recorded loader reads of it is there; ``shape`` is that of all of it."""
 
     def cut(self, part: tuple[slice, ...]) -> "Entry":
         """The same, of which a worker selected a part."""
@@ -207,6 +209,7 @@ class View:
         """Its bytes, read-only. UnsupportedError for a GPU's memory, and for a part of a tensor;
         StateError."""
         self._refuse_part("plain bytes")
+        self._refuse_holes()
         return memoryview(self._memory("bytes")).cast("B").toreadonly()
 
     def numpy(self, *, bits: bool = False) -> "ndarray[Any, Any]":
@@ -218,6 +221,7 @@ class View:
         """
         import numpy
 
+        self._refuse_holes()
         dtype = dtypes.to_numpy(self._entry.dtype, bits=bits)
         memory = memoryview(self._memory("a NumPy array")).toreadonly()
         array: ndarray[Any, Any] = numpy.frombuffer(memory, dtype).reshape(self._whole)
@@ -249,6 +253,11 @@ class View:
         ``torch.utils.swap_tensors`` refuses it. UnsupportedError for a type that PyTorch lacks;
         StateError.
         """
+        self._refuse_holes()
+        return self.torch_with_holes()
+
+    def torch_with_holes(self) -> "Tensor":
+        """The same of a tensor of which there may be no more than a recorded loader reads."""
         import torch
 
         dtype, shape, place = self._as_in_torch()
@@ -274,6 +283,13 @@ class View:
 
         dtype, shape, place = self._as_in_torch()
         return torch.empty(shape, dtype=dtype, device=place)
+
+    def _refuse_holes(self) -> None:
+        if self._entry.holes:
+            raise UnsupportedError(
+                f"of {self.name} only what the recorded loader reads was taken: load the version "
+                "with load_into(parts), or call Subscriber.select(None) before the next"
+            )
 
     @property
     def _whole(self) -> tuple[int, ...]:
@@ -328,6 +344,7 @@ class View:
         """
         if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
             raise BufferError("a view shows memory where it is: copy it with the library it is for")
+        self._refuse_holes()
         self._refuse_part("DLPack's")
         self._owner._lend()
         dtype, pointer, owner = self._entry.dtype, self._pointer, self._owner
