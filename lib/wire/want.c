@@ -233,6 +233,52 @@ static refit_status append_all(const rft_want *want, uint32_t tensor, rft_bytes 
     return REFIT_OK;
 }
 
+static uint64_t end_of(const rft_want_rows *rows)
+{
+    return rows->offset + (rows->count - 1) * rows->stride + rows->bytes;
+}
+
+/* Rows that have both, and what is between them in each row. False: they are not alike. */
+static bool join(const rft_want_rows *a, const rft_want_rows *b, rft_want_rows *out)
+{
+    if (a->count != b->count || (a->count > 1 && a->stride != b->stride)) return false;
+    uint64_t begin = rft_min_u64(a->offset, b->offset);
+    uint64_t a_end = a->offset + a->bytes, b_end = b->offset + b->bytes;
+    uint64_t bytes = (a_end > b_end ? a_end : b_end) - begin;
+    if (a->count > 1 && bytes > a->stride) return false;
+    *out = (rft_want_rows){a->tensor, begin, a->count, a->stride, bytes};
+    if (a->count == 1 || bytes == a->stride) { /* one after the other */
+        out->bytes = end_of(out) - begin;
+        out->count = 1;
+        out->stride = out->bytes;
+    }
+    return true;
+}
+
+/* Rows of a tensor that have what both want of it, as the ranks of an engine: each has rows or
+ * columns next to those of another. All of it where they are not alike. */
+static refit_status append_joined(const rft_want *one, const rft_want *other, uint32_t tensor,
+                                  rft_bytes *encoded, refit_error *error)
+{
+    uint32_t count = one->first[tensor + 1] - one->first[tensor];
+    size_t before = encoded->count;
+    uint64_t end = 0, bytes = one->manifest->tensors[tensor].bytes;
+    const rft_want_rows whole = {tensor, 0, 1, bytes, bytes};
+    rft_want_rows rows;
+    bool alike = other->first[tensor + 1] - other->first[tensor] == count;
+    for (uint32_t i = 0; alike && i < count; i++) {
+        alike = join(&one->rows[one->first[tensor] + i], &other->rows[other->first[tensor] + i],
+                     &rows) &&
+                rows.offset >= end;
+        if (!alike) break;
+        end = end_of(&rows);
+        RFT_TRY(rft_want_append(encoded, &rows, error));
+    }
+    if (alike) return REFIT_OK;
+    encoded->count = before;
+    return rft_want_append(encoded, &whole, error);
+}
+
 refit_status rft_want_merge(const rft_want *one, const rft_want *other, rft_bytes *encoded,
                             refit_error *error)
 {
@@ -241,9 +287,7 @@ refit_status rft_want_merge(const rft_want *one, const rft_want *other, rft_byte
         bool first = one->first[i] < one->first[i + 1],
              second = other->first[i] < other->first[i + 1];
         if (first && second && !same_rows(one, other, i)) {
-            uint64_t bytes = manifest->tensors[i].bytes;
-            const rft_want_rows whole = {i, 0, 1, bytes, bytes};
-            RFT_TRY(rft_want_append(encoded, &whole, error));
+            RFT_TRY(append_joined(one, other, i, encoded, error));
         } else {
             RFT_TRY(append_all(first ? one : other, i, encoded, error));
         }
@@ -338,11 +382,12 @@ static bool has_rows(const rft_want *want, const rft_want_rows *rows)
 {
     if (want->first[rows->tensor] == want->first[rows->tensor + 1]) return false;
     const rft_want_rows *own = &want->rows[find_rows(want, rows->tensor, rows->offset)];
-    uint64_t end = rows->offset + (rows->count - 1) * rows->stride + rows->bytes;
-    bool within = own->count == 1 && own->offset <= rows->offset && end <= own->offset + own->bytes;
-    bool equal = own->offset == rows->offset && own->count == rows->count &&
-                 own->stride == rows->stride && own->bytes == rows->bytes;
-    return within || equal;
+    bool within =
+        own->count == 1 && own->offset <= rows->offset && end_of(rows) <= own->offset + own->bytes;
+    bool wider = own->count == rows->count && own->stride == rows->stride &&
+                 own->offset <= rows->offset &&
+                 rows->offset + rows->bytes <= own->offset + own->bytes;
+    return within || wider;
 }
 
 bool rft_want_includes(const rft_want *want, const rft_want *other)

@@ -86,8 +86,8 @@ refit_status rft_want_append(rft_bytes *encoded, const rft_want_rows *rows, refi
 bool rft_want_includes(const rft_want *want, const rft_want *other);
 bool rft_want_equal(const rft_want *one, const rft_want *other);
 
-/* Appends what two wants of one manifest have together; where both have rows of a tensor, and
- * others, all of the tensor. */
+/* Appends what two wants of one manifest have together, and in each row what is between them; where
+ * their rows of a tensor are not alike, all of the tensor. */
 refit_status rft_want_merge(const rft_want *one, const rft_want *other, rft_bytes *encoded,
                             refit_error *error);
 

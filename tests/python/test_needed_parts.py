@@ -229,6 +229,17 @@ def test_ranks_of_a_host_map_one_image() -> None:
         assert paths == ["neighbor"] * (RANKS - 1) + ["socket"]
 
 
+def test_half_of_the_ranks_on_a_host_are_sent_half() -> None:
+    with engines(RANKS // 2) as (publisher, workers, publish):
+        for seed in (1, 2, 3):
+            version = weights(seed)
+            before = publisher.stats()["publish_sent_bytes_total"]
+            publish(version)
+            assert all(worker.has(version) for worker in workers)
+            sent = publisher.stats()["publish_sent_bytes_total"] - before
+            assert sent <= (1.01 if seed == 1 else 0.51) * nbytes(version)
+
+
 def test_other_tensors_come_whole_and_are_recorded_again() -> None:
     with engines() as (publisher, [worker], publish):
         for seed in (1, 2):

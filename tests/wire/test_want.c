@@ -4,6 +4,7 @@
 
 #include "frame_rig.h"
 #include "tensor_samples.h"
+#include "tests/support/quick_config.h"
 #include "tests/support/seeded.h"
 #include "tests/support/test.h"
 #include "wire/want.h"
@@ -516,6 +517,53 @@ TEST(two_wants_together_have_what_either_has)
         close_rig(&one);
         close_rig(&other);
     }
+}
+
+TEST(rows_and_columns_next_to_each_other_are_wider_ones_together)
+{
+    /* The same of two ranks: rows; columns; halves of which each has rows; unlike ones. */
+    static const struct {
+        rft_want_rows one[2], other[2], both[2];
+    } ranks[] = {
+        {{{0, 0, 1, 64, 64}}, {{0, 64, 1, 64, 64}}, {{0, 0, 1, 128, 128}}},
+        {{{0, 16, 8, 128, 16}}, {{0, 32, 8, 128, 16}}, {{0, 16, 8, 128, 32}}},
+        {{{0, 0, 8, 32, 16}}, {{0, 16, 8, 32, 16}}, {{0, 0, 1, 256, 256}}},
+        {{{0, 0, 1, 32, 32}, {0, 512, 1, 32, 32}},
+         {{0, 96, 1, 32, 32}, {0, 608, 1, 32, 32}},
+         {{0, 0, 1, 128, 128}, {0, 512, 1, 128, 128}}},
+        {{{0, 0, 1, 64, 64}}, {{0, 64, 8, 128, 16}}, {{0, 0, 1, 1024, 1024}}},
+        {{{0, 0, 1, 32, 32}, {0, 64, 1, 32, 32}}, {{0, 64, 1, 32, 32}}, {{0, 0, 1, 1024, 1024}}},
+        {{{0, 0, 1, 32, 32}, {0, 64, 1, 32, 32}},
+         {{0, 80, 1, 32, 32}, {0, 128, 1, 32, 32}},
+         {{0, 0, 1, 1024, 1024}}},
+    };
+    const refit_tensor tensor = {sizeof tensor, "w", REFIT_U8, 1, {1024}, 1024, REFIT_NO_ALIAS};
+    refit_config config = quick_config();
+    rft_limits limits = rft_limits_from(&config);
+    rft_manifest *manifest = NULL;
+    assert_ok(rft_manifest_open(&tensor, 1, 4096, &limits, &manifest, NULL));
+    for (size_t i = 0; i < sizeof ranks / sizeof *ranks; i++) {
+        const rft_want_rows *rows[] = {ranks[i].one, ranks[i].other, ranks[i].both};
+        rft_want *wants[3] = {0}, *merged = NULL;
+        rft_bytes list = {0};
+        for (uint32_t k = 0; k < 3; k++) {
+            rft_bytes_reset(&list);
+            for (uint32_t at = 0; at < 2 && rows[k][at].count > 0; at++)
+                assert_ok(rft_want_append(&list, &rows[k][at], NULL));
+            assert_ok(rft_want_open(manifest, rft_bytes_view(&list), &wants[k], NULL));
+        }
+        rft_bytes_reset(&list);
+        assert_ok(rft_want_merge(wants[0], wants[1], &list, NULL));
+        assert_ok(rft_want_open(manifest, rft_bytes_view(&list), &merged, NULL));
+        assert_true(rft_want_equal(merged, wants[2]));
+        assert_true(rft_want_includes(merged, wants[0]));
+        assert_true(rft_want_includes(merged, wants[1]));
+        rft_want_release(merged);
+        for (uint32_t k = 0; k < 3; k++)
+            rft_want_release(wants[k]);
+        rft_bytes_close(&list);
+    }
+    rft_manifest_close(manifest);
 }
 
 /* Byte by byte: the list's bytes are marked, and are those that both have. */

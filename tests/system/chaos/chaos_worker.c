@@ -267,7 +267,7 @@ static refit_status select_parts(worker *the, refit_error *error)
     the->part_count = division_select(part->plan->model + part->number, the->parts);
     for (uint32_t i = 0; i < the->part_count; i++)
         list[i] = division_selection(&the->parts[i], the->parts[i].name);
-    return refit_subscriber_select(the->subscriber, list, the->part_count, error);
+    return refit_subscriber_select(the->subscriber, list, the->part_count, NULL, error);
 }
 
 /* A process that was root's lets others of its user see it, as theirs do. */
