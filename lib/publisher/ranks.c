@@ -558,6 +558,7 @@ bool rft_ranks_introduce(rft_server *server, rft_peer *peer, uint64_t version)
 {
     const rft_ranks *ranks = &server->ranks;
     if (ranks->count == 0) return true;
+    if (ranks->rank > 0) return false; /* one that was subscribed before this was another rank */
     if (!ranks->complete || !have_version(server, version)) return false;
     if (peer->shards_edition == ranks->edition) return true;
     for (uint32_t i = 0; i < ranks->count; i++) {

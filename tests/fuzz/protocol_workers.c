@@ -41,7 +41,8 @@ static const rft_selection *part_of(uint32_t at)
         {.size = sizeof(refit_selection), .name = "first", .rank = 1, .first = {8}, .shape = {24}}};
     static refit_selection whole[] = {{.size = sizeof(refit_selection), .name = "second"},
                                       {.size = sizeof(refit_selection), .name = "thi*"}};
-    static const rft_selection selections[] = {{rows, 1, NULL}, {whole, 2, NULL}};
+    static const rft_selection selections[] = {{.list = rows, .count = 1},
+                                               {.list = whole, .count = 2}};
     return &selections[at];
 }
 

@@ -512,6 +512,19 @@ ON_RANKS(a_version_that_rank_0_has_left_is_not_written)
     server_bench_settle(&bench->server);
 }
 
+/* It has not heard yet that it is to subscribe to rank 0. */
+ON_RANKS(a_worker_of_before_is_offered_nothing_by_another_rank)
+{
+    ranks_bench_join(bench);
+    join_worker(bench, FIRST);
+    vote(bench);
+    hear_abort(bench, VERSION);
+    ranks_bench_expect_aborted(bench, "a worker is lost"); /* and all are offered the one before */
+    hear_offer(bench, VERSION + 1);
+    server_bench_begin(&bench->server, VERSION + 1);
+    assert_int_equal(server_bench_count(&bench->server, FIRST, RFT_OFFER), 0);
+}
+
 /* Rank 0 does not have to find out by its silence. */
 ON_RANKS(a_rank_that_has_other_tensors_says_so_and_numbers_its_own_versions)
 {
