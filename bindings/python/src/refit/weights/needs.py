@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from refit._c import dtypes
 from refit.weights.boxes import Box
+from refit.weights.dimensions import mapped
 
 if TYPE_CHECKING:
     from refit.weights.parts import Part
@@ -51,8 +52,6 @@ def nbytes(boxes: Boxes, manifest: Mapping[str, tuple[str, tuple[int, ...]]]) ->
 
 
 def _box_of(part: "Part", dtype: dtypes.Dtype, shape: tuple[int, ...]) -> Box:
-    from refit.weights.parts import mapped
-
     strides = _strides(shape)
     if dtype.pack > 1 or 8 * part.source_dtype.itemsize != dtype.bits:
         return Box.whole(shape)

@@ -29,8 +29,9 @@ from torch.utils._pytree import tree_leaves
 from refit._c import dtypes
 from refit._c.waiting import interrupts_held
 from refit.errors import InvalidError, UnsupportedError
+from refit.weights.dimensions import Dim, mapped, merged
 from refit.weights.load import listed
-from refit.weights.parts import Dim, Layout, Part, Parts, mapped, merged, tensors_of, write
+from refit.weights.parts import Layout, Part, Parts, tensors_of, write
 from refit.weights.source import weight_named
 from refit.weights.view import View
 
