@@ -12,11 +12,11 @@
 /* ---- A socket that is full when the test says so */
 
 static atomic_uint room = UINT32_MAX; /* messages that a worker's socket takes */
-static uint64_t sent[64];             /* versions of COMMITs, while there is no real socket */
+#define MOST 512u                     /* as session.c has it */
+
+static uint64_t sent[MOST + 32]; /* versions of COMMITs, while there is no real socket */
 static uint32_t sent_count;
 static rft_limits limits;
-
-#define MOST 32u /* as in subscriber.c */
 
 refit_status __real_rft_channel_send(rft_channel *channel, const rft_peer_id *to, rft_view message,
                                      const rft_payload *payload, refit_error *error);
@@ -83,7 +83,7 @@ TEST_WITH(a_full_queue_takes_no_more_and_loses_nothing, make_room, NULL)
     rft_send_queue queue = {.most = MOST};
     for (uint64_t i = 1; i <= MOST; i++)
         assert_ok(put(&queue, i, NULL));
-    assert_refused(put(&queue, 77, error), REFIT_ERR_BUSY, "32 messages");
+    assert_refused(put(&queue, 77, error), REFIT_ERR_BUSY, "512 messages");
     atomic_store(&room, 1);
     assert_false(rft_send_queue_flush(&queue, NULL));
     assert_ok(put(&queue, 88, NULL));
