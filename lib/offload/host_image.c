@@ -163,6 +163,8 @@ static refit_status open_arena(refit_offloader *offloader, refit_error *error)
     if (status == REFIT_OK) {
         offloader->image = arena;
         offloader->image_used = false;
+        for (uint32_t id = 0; id < offloader->regions.count; id++)
+            offloader->regions.items[id].imaged = false;
         set_ready(offloader, !config->offload_background);
     } else {
         rft_host_arena_close(arena);

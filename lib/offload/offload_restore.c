@@ -86,6 +86,25 @@ static refit_status admit(refit_offloader *offloader, rft_direction direction, b
 
 /* ---- Start -------------------------------------------------------------------------------- */
 
+/* Finds the regions whose bytes the image has already. A region that is copied has no bytes there
+ * that count until the copy has ended. */
+static refit_status find_unchanged(refit_offloader *offloader, refit_stream_ref after,
+                                   refit_error *error)
+{
+    for (uint32_t id = 0; id < offloader->regions.count; id++) {
+        rft_region *region = &offloader->regions.items[id];
+        bool asked = region->reuse && region->place == REFIT_ON_DEVICE;
+        if (!asked || !offloader->caps.digests) continue;
+        uint64_t sum = 0;
+        RFT_TRY(rft_device_digest(offloader->device, after, region->memory, region->bytes, 0, &sum,
+                                  error));
+        region->unchanged = region->imaged && sum == region->left;
+        region->imaged = region->unchanged;
+        region->left = sum;
+    }
+    return REFIT_OK;
+}
+
 /* The copies of the pinned path. The bytes in the image do not change, so a restore may read them
  * at any time; the image's memory may still be coming for regions that begin there. */
 static refit_status start_copies(refit_offloader *offloader, refit_stream_ref after,
@@ -98,6 +117,7 @@ static refit_status start_copies(refit_offloader *offloader, refit_stream_ref af
     if (out || begins_there) {
         RFT_TRY(rft_image_await(offloader, offloader->config.offload_timeout_ms, error));
     }
+    if (out) RFT_TRY(find_unchanged(offloader, after, error));
     if (out) offloader->image_used = true;
     if (out) rft_units_reset(offloader);
     char *image = offloader->image == NULL ? NULL : rft_host_arena_base(offloader->image);

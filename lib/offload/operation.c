@@ -191,6 +191,8 @@ static void move_places(refit_offloader *offloader, uint64_t groups)
         if ((groups >> region->group & 1) == 0 || region->place == there) continue;
         region->place = there;
         region->rewritten = false;
+        region->imaged = region->reuse && (direction == RFT_OFFLOAD || region->imaged);
+        region->unchanged = false;
     }
 }
 

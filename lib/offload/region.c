@@ -261,6 +261,13 @@ static refit_status check_desc(const refit_region_desc *desc, refit_error *error
                   error, REFIT_ERR_INVALID,
                   "region %s lives on the host: it has no device memory, and policy REFIT_KEEP",
                   desc->name);
+    RFT_REFUSE_IF(desc->reuse > 1 ||
+                      (desc->reuse == 1 && (desc->policy != REFIT_KEEP || desc->weights != NULL ||
+                                            desc->placement != REFIT_PLACEMENT_DEVICE)),
+                  error, REFIT_ERR_INVALID,
+                  "region %s has reuse %u: it is 0, or 1 for a region of the device with policy "
+                  "REFIT_KEEP that holds no masters",
+                  desc->name, desc->reuse);
     RFT_REFUSE_IF(desc->group >= REFIT_GROUPS, error, REFIT_ERR_INVALID,
                   "region %s has group %u: groups are numbered 0 to %d", desc->name, desc->group,
                   REFIT_GROUPS - 1);
@@ -309,6 +316,7 @@ refit_status rft_region_table_add(rft_region_table *table, const refit_region_de
                            .group = desc->group,
                            .priority = desc->priority,
                            .policy = desc->policy,
+                           .reuse = desc->reuse != 0,
                            .host_bytes = desc->bytes};
     region->name = rft_strdup(desc->name);
     RFT_REFUSE_IF(region->name == NULL, error, REFIT_ERR_HOST_MEMORY,

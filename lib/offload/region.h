@@ -31,10 +31,14 @@ typedef struct rft_region {
     bool rewritten;    /* in the image, since it went there: by windows, or by their caller;
                           or it never left the device, but began in the image */
     bool on_cpu;       /* a host step has it */
+    bool reuse;        /* it leaves without a copy where it has not changed */
+    bool imaged;       /* reuse: the image has the bytes whose digest `left` is */
+    bool unchanged;    /* reuse: so has the device, when the offload under way began */
     int32_t priority;
     char *name;          /* owned */
     uint64_t host_bytes; /* that it takes in the image */
     uint64_t digest;     /* of the bytes that went out (offload.verify) */
+    uint64_t left;       /* reuse: the sum of a digest of what left last */
     void *pageable; /* the host copy on the pageable path; owned, from malloc; guarded as `place` */
     const uint16_t *weights; /* borrowed; NULL: none */
     uint64_t chunk;          /* coded: elements that leave at a time */

@@ -3,7 +3,8 @@
  * not yet where they should be, so that both verbs can be called again after a failure. A region
  * makes one piece for each slab that holds a part of it; one that is coded, for each chunk of it.
  * A plan that has moved all regions is reversed for the way back, without a look at them, if no
- * address has changed. Reads the table, starts nothing.
+ * address has changed; but not where regions may leave without a copy. Reads the table, starts
+ * nothing.
  */
 #include "offload/schedule.h"
 
@@ -136,6 +137,7 @@ refit_status rft_schedule_open(rft_schedule *schedule, rft_region_table *regions
     if (status == REFIT_OK) {
         for (uint32_t id = 0; id < regions->count; id++) {
             regions->items[id].host_offset = items[id].offset;
+            regions->items[id].imaged = false;
             schedule->order[items[id].order] = id;
         }
     } else {
@@ -294,8 +296,9 @@ refit_status rft_schedule_offload(rft_schedule *schedule, const rft_region_table
     schedule_walk walk = {.schedule = schedule, .regions = regions};
     for (uint32_t at = 0; at < schedule->count; at++) {
         const rft_region *region = &regions->items[schedule->order[at]];
-        bool moves = region->place == REFIT_ON_DEVICE && region->policy == REFIT_KEEP;
-        covers_all = covers_all && (moves || region->policy == REFIT_DISCARD);
+        bool moves =
+            region->place == REFIT_ON_DEVICE && region->policy == REFIT_KEEP && !region->unchanged;
+        covers_all = covers_all && (moves || region->policy == REFIT_DISCARD) && !region->reuse;
         if (moves) add_kept(&walk, at, image, true);
     }
     return fill(&walk, covers_all, image, true, error);
@@ -311,7 +314,8 @@ refit_status rft_schedule_restore(rft_schedule *schedule, const rft_region_table
         const rft_region *region = &regions->items[schedule->order[at]];
         bool moves = region->place == REFIT_ON_HOST && region->policy != REFIT_DISCARD;
         bool kept = region->policy == REFIT_KEEP;
-        covers_all = covers_all && (moves ? kept : region->policy == REFIT_DISCARD);
+        covers_all =
+            covers_all && (moves ? kept : region->policy == REFIT_DISCARD) && !region->reuse;
         if (!moves) continue;
         if (kept) {
             add_kept(&walk, at, image, false);

@@ -137,7 +137,7 @@ static const place places[] = {
     {OFFSET(refit_device_info, uuid, 116)},
     {OFFSET(refit_device_info, small_bytes, 168)},
 
-    {SIZE(refit_region_desc, 64)},
+    {SIZE(refit_region_desc, 72)},
     {OFFSET(refit_region_desc, size, 0)},
     {OFFSET(refit_region_desc, name, 8)},
     {OFFSET(refit_region_desc, memory, 16)},
@@ -147,6 +147,7 @@ static const place places[] = {
     {OFFSET(refit_region_desc, priority, 40)},
     {OFFSET(refit_region_desc, placement, 48)},
     {OFFSET(refit_region_desc, weights, 56)},
+    {OFFSET(refit_region_desc, reuse, 64)},
 
     {SIZE(refit_region_info, 72)},
     {OFFSET(refit_region_info, size, 0)},

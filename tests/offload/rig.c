@@ -60,7 +60,8 @@ static void add_region(rig *on, const opening *how, uint32_t at)
                               .bytes = region->bytes,
                               .policy = region->policy,
                               .group = region->group,
-                              .priority = (int32_t)(region->group) * -10};
+                              .priority = (int32_t)(region->group) * -10,
+                              .reuse = how->reuse && region->policy == REFIT_KEEP};
     assert_ok(refit_offloader_add(on->offloader, &desc, &region->id, &on->error));
     assert_int_equal(region->id, at);
 }
@@ -132,16 +133,20 @@ void *rig_extra(rig *on, uint64_t bytes)
     return on->extra[at];
 }
 
+void rig_change(rig *on, uint32_t at)
+{
+    rig_region *region = &on->regions[at];
+    for (uint64_t i = 0; i < region->bytes; i += sizeof(uint64_t)) {
+        uint64_t word = seeded_next(&on->random);
+        memcpy(region->expected + i, &word, rft_min_u64(sizeof word, region->bytes - i));
+    }
+    test_write(on->plain, region->memory, region->expected, region->bytes);
+}
+
 void rig_fill(rig *on)
 {
-    for (uint32_t at = 0; at < RIG_REGIONS; at++) {
-        rig_region *region = &on->regions[at];
-        for (uint64_t i = 0; i < region->bytes; i += sizeof(uint64_t)) {
-            uint64_t word = seeded_next(&on->random);
-            memcpy(region->expected + i, &word, rft_min_u64(sizeof word, region->bytes - i));
-        }
-        test_write(on->plain, region->memory, region->expected, region->bytes);
-    }
+    for (uint32_t at = 0; at < RIG_REGIONS; at++)
+        rig_change(on, at);
 }
 
 void rig_check(rig *on, uint32_t at)

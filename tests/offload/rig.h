@@ -58,6 +58,7 @@ struct opening {
     const char *const *settings; /* more of them, as set_each takes them */
     bool unsealed;
     bool all_kept; /* else one region is discarded, and one zeroed */
+    bool reuse;    /* those that are kept leave without a copy where they have not changed */
 };
 
 /* Adds one more region. */
@@ -68,6 +69,9 @@ void *rig_extra(rig *on, uint64_t bytes);
 
 /* New random bytes on the device and in the copies. All regions are bound. */
 void rig_fill(rig *on);
+
+/* New bytes in one region. */
+void rig_change(rig *on, uint32_t at);
 
 /* KEEP regions hold what was filled in, ZERO ones zeroes if they have been away (`zeroed`), else
  * what was filled in too. */

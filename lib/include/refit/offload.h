@@ -52,6 +52,13 @@
  * into host memory that is taken for them then: 1 MiB for each 262144 elements, beyond the image
  * and what refit_offloader_estimate says, and not held against offload.budget_bytes.
  *
+ * Unchanged: the image keeps the bytes of a region that has come back. With refit_region_desc.reuse
+ * an offload takes a digest of what is on the device now, as fast as the device reads its memory,
+ * and copies the region only if that is not what left the last time: weights that nothing trains
+ * leave once, and are only given up after that. The offload then waits for the work that `after`
+ * has queued, and for the digest. A region is copied as ever after an unseal, or a trim; where the
+ * device takes no digests; and with use_pinned_optimizer_offload: false.
+ *
  * An offloader is used by one thread at a time, but for what is marked "any thread".
  */
 #ifndef REFIT_OFFLOAD_H
@@ -102,6 +109,9 @@ typedef struct refit_region_desc {
     refit_placement placement; /* REFIT_PLACEMENT_HOST: `memory` is NULL, the policy REFIT_KEEP */
     const uint16_t *weights;   /* the bf16 weights whose fp32 masters the region holds, one of each;
                                   NULL: none. See "Masters" above */
+    uint32_t reuse;            /* 1: it seldom changes, and leaves without a copy where it has not.
+                                  See "Unchanged" above */
+    uint32_t reserved2;        /* not read */
 } refit_region_desc;
 
 typedef enum refit_offloader_state {
@@ -301,11 +311,11 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_set_accumulating(refit_o
  * From OFFLOADING or OFFLOADED it does nothing and gives the future of the operation under way or
  * done.
  *
- * Does not block, with these exceptions: the semantics of REFIT_STREAM_NONE for `after`; host
- * memory that offload.background has not taken yet (at most offload.timeout_ms); masters that did
- * not fit (REFIT_ERR_LIMIT of refit_offloader_wait), for which it plans anew, as seal does;
- * use_pinned_optimizer_offload: false, where it copies before it returns; and a GPU with a low
- * offload.rate_limit, once the driver's queue is full.
+ * Does not block, with these exceptions: the semantics of REFIT_STREAM_NONE for `after`; regions
+ * with `reuse` (see "Unchanged" above); host memory that offload.background has not taken yet (at
+ * most offload.timeout_ms); masters that did not fit (REFIT_ERR_LIMIT of refit_offloader_wait), for
+ * which it plans anew, as seal does; use_pinned_optimizer_offload: false, where it copies before it
+ * returns; and a GPU with a low offload.rate_limit, once the driver's queue is full.
  *
  * Errors:
  * - REFIT_ERR_STATE: not sealed, accumulating, or restoring

@@ -531,6 +531,8 @@ class refit_region_desc(Structure):
         ("reserved", c_int32),
         ("placement", c_int),
         ("weights", POINTER(c_uint16)),
+        ("reuse", c_uint32),
+        ("reserved2", c_uint32),
     ]
 
 

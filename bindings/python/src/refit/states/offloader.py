@@ -27,7 +27,7 @@ from refit.errors import InvalidError
 KEEP: Final = abi.REFIT_KEEP
 ZERO: Final = abi.REFIT_ZERO
 
-_REGION = struct.Struct("@NPPQiIi4xi4xP")  # refit_region_desc
+_REGION = struct.Struct("@NPPQiIi4xi4xPI4x")  # refit_region_desc
 assert _REGION.size == ctypes.sizeof(abi.refit_region_desc)
 
 NO_STREAM: Final = 0
@@ -194,6 +194,7 @@ class Offloader(Handle):
         priorities: Iterable[int],
         placement: int = abi.REFIT_PLACEMENT_DEVICE,
         weights: Iterable[int] | None = None,
+        reuse: bool = False,
     ) -> None:
         """``add`` for many, in order; those before one that fails are added.
 
@@ -201,6 +202,7 @@ class Offloader(Handle):
         ``memory``.
         ``weights``: of each region the address of the bf16 weights whose fp32 masters it holds, or
         0 (see "Masters" in refit/offload.h).
+        ``reuse``: they leave without a copy where they have not changed ("Unchanged" there).
         """
         texts = [encoded(name, "the name of a region") for name in names]
         held = (ctypes.c_char_p * len(texts))(*texts)
@@ -217,6 +219,7 @@ class Offloader(Handle):
             priorities,
             placements,
             of_masters,
+            repeat(int(reuse)),
         )
         packed = bytearray(b"".join(map(_REGION.pack, *columns)))
         regions = (abi.refit_region_desc * len(texts)).from_buffer(packed)
