@@ -102,7 +102,12 @@ def train(options: argparse.Namespace, show: "Show") -> Result:
         schedule = schedule_of(options)
         controller = opened.enter_context(
             refit.Controller(
-                optimizer, policy, options.config, schedule=schedule, activations=activations
+                optimizer,
+                policy,
+                options.config,
+                schedule=schedule,
+                activations=activations,
+                weights="park" if options.park else "stay",
             )
         )
         publisher.wait_workers(options.workers, WORKERS_TIMEOUT_S)
@@ -531,6 +536,7 @@ def read_options(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--states", choices=("cycle", "host"), default="cycle", help="where they live (cycle)")
     add("--window-bytes", default="256KiB", help="of a window, with --states host (256KiB)")
     add("--host-fraction", type=float, default=0.0, help="share that the CPU steps (none)")
+    add("--park", action="store_true", help="the policy's weights leave with the states")
     add("--activations", action="store_true", help="leave the device until the backward pass")
     add("--activation-bytes", default="16MiB", help="host memory for them (16MiB)")
     add("--check", action="store_true", help="train with and without refit, and compare all bits")

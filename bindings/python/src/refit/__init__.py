@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from refit.controller import Controller
     from refit.memory_pool import MemPool, mem_pool
     from refit.observe.timeline import Timeline
+    from refit.states.parked import Parked, park, resident
     from refit.step.schedule import CpuStep, Cycle, HostStates
     from refit.weights.archive import Archive, ArchivedVersion, Snapshot, materialize
     from refit.weights.keys import keygen
@@ -94,6 +95,7 @@ __all__ = [
     "MemPool",
     "NamedWeights",
     "NotFoundError",
+    "Parked",
     "Part",
     "Parts",
     "PeerError",
@@ -124,7 +126,9 @@ __all__ = [
     "materialize",
     "mem_pool",
     "named_weights",
+    "park",
     "record",
+    "resident",
     "sharded_weights",
 ]
 
@@ -146,6 +150,7 @@ _PLACES = {
     "NamedWeights": "refit.weights.named_weights",
     "Part": "refit.weights.parts",
     "Parts": "refit.weights.parts",
+    "Parked": "refit.states.parked",
     "Publisher": "refit.weights.publisher",
     "Shard": "refit.weights.shards",
     "ShardedWeights": "refit.weights.shards",
@@ -164,7 +169,9 @@ _PLACES = {
     "materialize": "refit.weights.archive",
     "mem_pool": "refit.memory_pool",
     "named_weights": "refit.weights.named_weights",
+    "park": "refit.states.parked",
     "record": "refit.weights.record",
+    "resident": "refit.states.parked",
     "sharded_weights": "refit.weights.shards",
 }
 

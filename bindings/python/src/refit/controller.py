@@ -17,7 +17,7 @@ import os
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import torch
 
@@ -42,6 +42,7 @@ from refit.states.cycle import CLEARED, TRAINING, StateCycle
 from refit.states.grads import Policy, policy_of
 from refit.states.hooks import Hooks, refuse_second
 from refit.states.optimizers import OptimizerAdapters
+from refit.states.parked import RESIDENT, Parked, parkable
 from refit.states.state_source import StateSource
 from refit.states.torch_memory import Devices
 from refit.step.host_states import HostStateManager
@@ -77,6 +78,10 @@ class Controller(Closing):
     ``checkpoint``; ``resident`` names what made a window grow. ``pool`` holds none of these states.
     With ``CpuStep`` the current stream waits for the new parameters when ``step()`` returns.
 
+    ``weights="park"``: the parameters and buffers of ``model`` leave too, after the states and, in
+    ``refit``, once the workers have them; they return before the states, layer by layer (see
+    ``refit.park``), and ``step`` has them back. Memory of the host is taken for them as well.
+
     ``activations``: a ``refit.ActivationOffload`` of the same model. States and activations are
     then held against one ``offload.budget_bytes``, and ``config`` is that of the activations unless
     another one is given; ``stats`` has its figures too. Its owner closes it, before or after this.
@@ -102,6 +107,7 @@ class Controller(Closing):
         activations: ActivationOffload | None = None,
         grads: Policy = "keep",
         pool: MemPool | None = None,
+        weights: Literal["stay", "park"] = "stay",
         timer: TimerLike = None,
         timeline: PhaseWatcher | None = None,
         progress: bool | None = None,
@@ -128,6 +134,7 @@ class Controller(Closing):
         self._cycle = StateCycle(source, self._config, policy, observers, self._devices)
         for one in optimizers:
             refuse_second(one)
+        self._weights = self._weights_to_park(weights, whole)
         self._host: HostStateManager | None = None
         if division is not None:
             self._host = HostStateManager(
@@ -165,6 +172,15 @@ class Controller(Closing):
         )
         self._end.atexit = False  # the process ends: no step follows
 
+    def _weights_to_park(self, weights: str, model: torch.nn.Module | None) -> Parked | None:
+        if weights == "stay":
+            return None
+        if weights != "park":
+            raise InvalidError(f'weights={weights!r} is not "stay" or "park"')
+        if model is None:
+            raise InvalidError('weights="park" needs the model whose weights are to leave')
+        return parkable(model, None, self._config, self._devices)
+
     def _open(self) -> StateCycle:
         if not self._end.alive:
             raise StateError("this Controller is closed: make another one for the optimizer")
@@ -174,7 +190,8 @@ class Controller(Closing):
     # ---- the cycle ------------------------------------------------------------------------------
 
     def offload(self) -> None:
-        """States, and gradients by their policy, leave the device; their memory is given back.
+        """States, and gradients by their policy, leave the device, and weights that are parked;
+        their memory is given back.
 
         Blocks until that is done, the first time also for the page-lock of the host memory. States
         that are not there yet (before the first step) do not matter. A second call does nothing,
@@ -182,6 +199,15 @@ class Controller(Closing):
         (a checkpoint is being read), BudgetError, HostMemoryError, PinError (nothing has moved),
         DeadlineError, CopyError; after any of them training may go on.
         """
+        self._offload_states()
+        if self._weights is not None:
+            self._weights.offload()
+
+    def offload_before_refit(self) -> None:
+        """``offload`` without the weights, which are to be read: NeMo-RL's name for it."""
+        self._offload_states()
+
+    def _offload_states(self) -> None:
         cycle = self._open()
         if cycle.phase != CLEARED:
             self._refitted_as = None
@@ -196,7 +222,7 @@ class Controller(Closing):
             cycle.offload()
 
     def restore(self, non_blocking: bool = True) -> None:
-        """Allocates the states' memory again and starts the copies back.
+        """Allocates the states' memory again and starts the copies back; of parked weights first.
 
         With ``non_blocking`` the next forward and backward pass run meanwhile, and ``step()``
         waits; gradients are there when this returns. False waits for all. Does nothing if they are
@@ -204,17 +230,29 @@ class Controller(Closing):
         again.
         """
         cycle = self._open()
+        if self._weights is not None:
+            self._weights.restore()
+            if cycle.per_device.has_masters:
+                self._weights.bring_back()
         cycle.restore()
-        if not non_blocking and cycle.phase != TRAINING:
-            cycle.wait()
+        if not non_blocking:
+            self._wait_for_weights()
+            if cycle.phase != TRAINING:
+                cycle.wait()
+
+    def _wait_for_weights(self) -> None:
+        if self._weights is not None and self._weights.state != RESIDENT:
+            self._weights.wait()
 
     def wait(self) -> None:
-        """Makes the current stream wait for the states; ``step()`` does this.
+        """Makes the current stream wait for the states, and for parked weights; ``step()`` does
+        this.
 
         On a GPU the stream waits and the CPU goes on; on a CPU this blocks. Call it on every stream
         that uses the states. StateError before ``restore``; CorruptError: restore again.
         """
         self._open().wait()
+        self._wait_for_weights()
 
     @contextmanager
     def refit(
@@ -226,7 +264,8 @@ class Controller(Closing):
         group: Any = None,
         wait: Wait | None = None,
     ) -> Iterator[Transaction]:
-        """Offloads, yields a ``Transaction`` to send the weights with, and commits at the end.
+        """Offloads, yields a ``Transaction`` to send the weights with, and commits at the end;
+        weights that are to be parked leave after that.
 
         An exception in the block aborts the version and goes on to the caller; the states are safe
         on the host either way: ``restore`` brings them back. ``version`` None is the next number.
@@ -252,13 +291,15 @@ class Controller(Closing):
             )
             try:
                 with transaction:
-                    self.offload()  # in here, so that other ranks hear of it if it fails
+                    self._offload_states()  # in here, so that other ranks hear of it if it fails
                     yield transaction
+                if self._weights is not None:
+                    self._weights.offload()
             finally:
                 if transaction.handed_over and self._cycle.phase == CLEARED:
                     self._refitted_as = transaction.version
 
-    clear = offload_before_refit = offload_after_refit = offload
+    clear = offload_after_refit = offload
     """``offload``, by the names of refit 0.1's first users and of NeMo-RL; ``clear`` goes in
     0.2."""
 
@@ -292,7 +333,8 @@ class Controller(Closing):
         """
         place = None if self._host is None else self._host.placement
         host = [] if place is None else [*place.resident, *place.grown]
-        return [*self._open().resident, *self._adapters.resident(), *host]
+        weights = [] if self._weights is None else self._weights.stays
+        return [*self._open().resident, *self._adapters.resident(), *host, *weights]
 
     @property
     def accumulating(self) -> bool:
@@ -321,6 +363,8 @@ class Controller(Closing):
         figures = self._open().stats(*others)
         if self._host is not None:
             figures["refit/resident_bytes"] = float(self._host.placement.resident_bytes)
+        if self._weights is not None:
+            figures["refit/parked_bytes"] = float(self._weights.nbytes)
         activations = self._activations() if self._activations is not None else None
         return figures if activations is None else {**figures, **activations.stats()}
 
@@ -355,11 +399,15 @@ class Controller(Closing):
         """Gives the pinned host memory back, while states are on the device; the next
         ``offload`` takes it again. StateError while they are away. Blocks for the system."""
         self._open().trim()
+        if self._weights is not None:
+            self._weights.release()
 
     # ---- what the hooks call --------------------------------------------------------------------
 
     def _before_step(self) -> None:
         if self._end.alive:
+            if self._weights is not None:
+                self._weights.bring_back()
             self._open().bring_back()
 
     def _before_use(self) -> None:
@@ -389,6 +437,8 @@ class Controller(Closing):
             raise BusyError("a checkpoint() is open: leave its block first")
         if self._host is not None:
             self._host.close()
+        if self._weights is not None:
+            self._weights.close()
         self._cycle.close()
         self._hooks.remove()
         self._end.detach()

@@ -55,7 +55,7 @@ FIGURES: Mapping[str, str] = {
 }
 """Names without their prefix, and the fields of ``refit_stats`` that they are."""
 
-PYTHON_SIDE = ("early_returns", "resident_bytes")
+PYTHON_SIDE = ("early_returns", "parked_bytes", "resident_bytes")
 """Names of figures that the C library does not count."""
 
 RATES: Mapping[str, tuple[str, str]] = {

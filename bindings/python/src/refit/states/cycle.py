@@ -48,7 +48,7 @@ Independent of hooks, publishers and options of the user.
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -61,18 +61,17 @@ from refit.observe.observers import COPIES, Observers
 from refit.states.checkpoint import Image
 from refit.states.grads import Accumulation, Policy
 from refit.states.offloaded_tensor import OffloadedTensor, OffloadedTensors, untouched
-from refit.states.offloader import KEEP, ZERO
 from refit.states.regions import RegionsPerDevice
 from refit.states.state_source import StateSource
-from refit.states.storages import GRADS, SCRATCH, STATES, OffloadPlan, StateInventory, is_emptied
+from refit.states.storages import STATES, OffloadPlan, StateInventory, is_emptied
 from refit.states.torch_memory import Devices, refuse_capture
+
+if TYPE_CHECKING:
+    from refit.states.weight_source import WeightSource
 
 TRAINING = "training"
 CLEARED = "cleared"
 RETURNING = "returning"
-
-EARLY = (GRADS, SCRATCH)
-"""What is there when ``restore`` returns."""
 
 ARENA = "refit's arena"
 """The name of its memory in pictures."""
@@ -83,7 +82,7 @@ class StateCycle:
 
     def __init__(
         self,
-        source: StateSource,
+        source: "StateSource | WeightSource",
         config: Config,
         grads: Policy,
         observers: Observers,
@@ -100,8 +99,8 @@ class StateCycle:
         self._observers = observers
         self._lock = WaitingCallLock("controller")
         on_use = cast(Any, torch.compiler).disable(self._on_use)  # it is not part of a graph
-        self._offloaded = OffloadedTensors(on_use, self._lock, zeroable=GRADS)
-        self.per_device = RegionsPerDevice(config, devices)
+        self._offloaded = OffloadedTensors(on_use, self._lock, zeroable=source.zeroable)
+        self.per_device = RegionsPerDevice(config, devices, source.reuse)
         self._inventory: StateInventory | None = None
         self._plan: OffloadPlan | None = None
         self._grads_lost = False
@@ -184,7 +183,7 @@ class StateCycle:
                 regions.free()
         except BaseException:
             if self.per_device.on_device:
-                self._offloaded.unmark(STATES, *EARLY)
+                self._offloaded.unmark_all()
                 self.phase = TRAINING
             raise
         self._lose_grads()
@@ -212,9 +211,7 @@ class StateCycle:
         if not self._plan_holds(inventory, identities):
             plan = self._source.make_plan(inventory)
             self._plan, self.resident = None, plan.resident
-            grads = KEEP if self._grads == "keep" else ZERO
-            policies = {STATES: KEEP, GRADS: grads, SCRATCH: ZERO}
-            self.per_device.set_plan(plan, inventory, policies)
+            self.per_device.set_plan(plan, inventory, self._source.policies())
             self._plan, self._planned_identities = plan, identities
             self._planned_addresses = inventory.addresses(plan.others)
         self._inventory = inventory
@@ -275,11 +272,11 @@ class StateCycle:
             refuse_capture(regions.device)
             regions.come_back()
         for regions in self.per_device:
-            for group in EARLY:  # a backward pass writes to them, long before the step
+            for group in self._source.early:  # a backward pass writes to them before the step
                 regions.join(group)
-        self._offloaded.unmark(*EARLY)
+        self._offloaded.unmark(*self._source.early)
         for regions in self.per_device:
-            regions.make_departure_stream_wait(EARLY)
+            regions.make_departure_stream_wait(self._source.early)
         if self._inventory is not None and self._plan is not None and self._plan.others_move:
             self._planned_addresses = self._inventory.addresses(self._plan.others)
         self._inventory = None
@@ -300,7 +297,7 @@ class StateCycle:
             with self._observed("wait"):
                 self._refuse_join()
                 self._join_devices()
-                self._offloaded.unmark(*EARLY, STATES)
+                self._offloaded.unmark_all()
                 joined, self.phase = self.phase, TRAINING
             if joined == RETURNING:
                 self.counters.end(began, self.per_device)
@@ -312,10 +309,21 @@ class StateCycle:
             for regions in self.per_device:
                 refuse_capture(regions.device)  # it would wait for what is outside of the graph
 
-    def _join_devices(self) -> None:
+    def join_group(self, group: int) -> None:
+        """The same for one group; brings all back first, if they are away."""
+        if self.phase == TRAINING:
+            return
+        with self._lock:
+            self._count_early()
+            self._restore()
+            if self.phase == RETURNING:
+                self._join_devices(group)
+                self._offloaded.unmark(group)
+
+    def _join_devices(self, group: int | None = None) -> None:
         try:
             for regions in self.per_device:
-                regions.join()
+                regions.join(group)
         except BaseException:
             if not self.per_device.back:
                 self.phase = CLEARED  # copies failed: restore() moves what is still on the host

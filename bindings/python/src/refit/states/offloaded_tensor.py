@@ -389,6 +389,10 @@ class OffloadedTensors:
         if self._listed and not self.is_any:
             self._unlist_classes()
 
+    def unmark_all(self) -> None:
+        """``unmark`` for every group."""
+        self.unmark(*self._tensors)
+
     def _list_classes(self) -> None:
         """Away tensors are handled many at a time where those of their own class are."""
         for kind, away in self._classes.items():

@@ -50,9 +50,13 @@ class DeviceRegions:
     """The storages of one device, whose ``handle`` others may share. Used by one thread at a
     time."""
 
-    def __init__(self, device: torch.device, config: Config, handle: Device) -> None:
+    def __init__(
+        self, device: torch.device, config: Config, handle: Device, reuse: bool = False
+    ) -> None:
+        """``reuse``: what has not changed leaves without a copy."""
         self.device = device
         self._handle = handle
+        self._reuse = reuse
         self.offloader = Offloader(self._handle, config)
         self.specs = RegionSpecs()
         self.nbytes = 0
@@ -88,6 +92,12 @@ class DeviceRegions:
     def back(self) -> bool:
         """Whether all bytes are on the device or surely on their way. Does not block."""
         return self.on_device or self.offloader.state == abi.REFIT_RESTORING
+
+    @property
+    def is_away(self) -> bool:
+        """Whether all bytes are on the host, and the storages are empty. Does not block."""
+        away = self.offloader.state == abi.REFIT_OFFLOADED
+        return away and not any(storage.nbytes() for storage in self._storages)
 
     def addresses(self) -> list[int]:
         """Where the storages begin."""
@@ -147,10 +157,11 @@ class DeviceRegions:
         if self.offloader.state != abi.REFIT_OPEN:
             self.offloader.unseal()
         self.offloader.clear()
-        kept = [policies[group] for group in specs.groups]
+        kept = [policies.get(group, abi.REFIT_KEEP) for group in specs.groups]
         self.offloader.add_each(
             *(specs.names, specs.addresses, specs.nbytes, kept, specs.groups, specs.groups),
             weights=weights_at,
+            reuse=self._reuse,
         )
         self.offloader.seal()
         self._bound, self._weights_at = list(specs.addresses), weights_at
@@ -413,9 +424,10 @@ class RegionsPerDevice:
     Iterates over those that are open. Used by one thread at a time.
     """
 
-    def __init__(self, config: Config, devices: Devices) -> None:
+    def __init__(self, config: Config, devices: Devices, reuse: bool = False) -> None:
         self._config = config
         self._devices = devices
+        self._reuse = reuse
         self._by_device: dict[torch.device, DeviceRegions] = {}
 
     def __iter__(self) -> Iterator[DeviceRegions]:
@@ -439,6 +451,16 @@ class RegionsPerDevice:
         return all(regions.held for regions in self)
 
     @property
+    def has_masters(self) -> bool:
+        """Whether masters travel by their weights, which are read as they return."""
+        return any(any(regions._weights_at) for regions in self)
+
+    @property
+    def on_host(self) -> bool:
+        """Whether all bytes are on the host, and nothing is left to be done for it."""
+        return all(regions.is_away for regions in self)
+
+    @property
     def back(self) -> bool:
         """Whether all bytes are on their devices or surely on their way. Does not block."""
         return all(regions.back for regions in self)
@@ -460,7 +482,9 @@ class RegionsPerDevice:
         if known is not None and known.closed:
             known.close()  # what Ctrl-C has left of it
         if known is None or known.closed:
-            self._by_device[device] = DeviceRegions(device, self._config, self._devices[device])
+            self._by_device[device] = DeviceRegions(
+                device, self._config, self._devices[device], self._reuse
+            )
 
     def hold(self, plan: OffloadPlan, inventory: StateInventory) -> bool:
         """Holds the storages of the plan whose regions are on their devices: they are held only

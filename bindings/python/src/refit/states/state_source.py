@@ -13,9 +13,12 @@ import torch
 from refit._c.config import Config
 from refit._c.device import spec_of
 from refit.states.grads import Policy
+from refit.states.offloader import KEEP, ZERO
 from refit.states.optimizers import OptimizerAdapters
 from refit.states.storage_swap import swap_fixed
 from refit.states.storages import (
+    GRADS,
+    SCRATCH,
     STATES,
     OffloadPlan,
     Place,
@@ -29,9 +32,35 @@ if TYPE_CHECKING:
     from refit.memory_pool import MemPool
 
 
+def why_device_stays(
+    config: Config, tensors: Iterable[torch.Tensor]
+) -> Callable[[torch.device], str | None]:
+    """Says of a device why memory on it is not moved, or None; of what has these tensors."""
+    chosen = str(config.get("device")).partition(":capacity")[0]
+    if chosen == "auto":
+        on_gpu = any(one.is_cuda for one in tensors)
+        return lambda device: (
+            "it is in host memory already" if on_gpu and device.type == "cpu" else None
+        )
+
+    def why(device: torch.device) -> str | None:
+        if chosen in (spec_of(device), device.type):
+            return None
+        return f"it is on {device}, and the configuration says device: {chosen}"
+
+    return why
+
+
 class StateSource:
     """Looks at optimizers, a model and a pool. It changes no value; but a state whose memory cannot
     be resized gets memory that can (see ``storage_swap``)."""
+
+    early = (GRADS, SCRATCH)
+    """The groups that are there when ``restore`` returns."""
+    zeroable = GRADS
+    """The group whose tensors nothing else reads meanwhile, so that they may be zeroed later."""
+    reuse = False
+    """Whether what has not changed leaves without a copy."""
 
     def __init__(
         self,
@@ -53,6 +82,11 @@ class StateSource:
         """Whether a state (its parameter, its key, its value) is not the concern of a cycle."""
         self.masters_elsewhere: Callable[[Any], bool] | None = None
         """The same of a master."""
+
+    def policies(self) -> dict[int, int]:
+        """What becomes of the bytes of each group while they are away."""
+        grads = KEEP if self._grads == "keep" else ZERO
+        return {STATES: KEEP, GRADS: grads, SCRATCH: ZERO}
 
     def parameters(self) -> list[Any]:
         """Every parameter that is optimized, and those of a framework's model."""
@@ -182,19 +216,7 @@ class StateSource:
 
     def _why_device_stays(self) -> Callable[[torch.device], str | None]:
         """Says of a device why memory on it is not moved, or None."""
-        chosen = str(self._config.get("device")).partition(":capacity")[0]
-        if chosen == "auto":
-            on_gpu = any(p.is_cuda for p in self.parameters())
-            return lambda device: (
-                "it is in host memory already" if on_gpu and device.type == "cpu" else None
-            )
-
-        def why(device: torch.device) -> str | None:
-            if chosen in (spec_of(device), device.type):
-                return None
-            return f"it is on {device}, and the configuration says device: {chosen}"
-
-        return why
+        return why_device_stays(self._config, self.parameters())
 
 
 def _named(name: str, tensors: Iterable[Any]) -> Iterator[tuple[str, Any]]:

@@ -454,7 +454,7 @@ class _Planner:
         found: dict[int, list[int]] = {STATES: [], GRADS: [], SCRATCH: []}
         for place, number in zip(self._places, self._numbers, strict=True):
             if place in groups:
-                found[groups[place]].append(number)
+                found.setdefault(groups[place], []).append(number)
         return found
 
     def _whole(

@@ -171,6 +171,8 @@ def _place(name: str, tensor: torch.Tensor) -> int | tuple[str, int]:
 
 
 def _refuse_strange(name: str, tensor: torch.Tensor) -> None:
+    if torch.overrides.has_torch_function_unary(tensor):
+        tensor.detach()  # one that is parked comes back when it is used
     kind = type(tensor)
     plain = kind is nn.Parameter or kind is torch.Tensor
     if not plain or tensor.layout is not torch.strided:
