@@ -13,8 +13,10 @@ A controller owns a ``StateCycle``, which moves bytes, and hooks on the optimize
 when states are used. It is independent of how bytes move, and of what a transaction sends.
 """
 
+import logging
 import os
 import weakref
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal, NoReturn
@@ -43,6 +45,7 @@ from refit.states.grads import Policy, policy_of
 from refit.states.hooks import Hooks, refuse_second
 from refit.states.optimizers import OptimizerAdapters
 from refit.states.parked import RESIDENT, Parked, parkable
+from refit.states.regions import RegionsPerDevice
 from refit.states.state_source import StateSource
 from refit.states.torch_memory import Devices
 from refit.step.host_states import HostStateManager
@@ -51,6 +54,9 @@ from refit.weights.named_weights import is_sharded
 from refit.weights.publisher import Publisher, Wait
 from refit.weights.transaction import Transaction
 
+_log = logging.getLogger("refit")
+
+_UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("bytes", 1))
 REFITTED = "refitted"
 CLOSED = "closed"
 
@@ -163,6 +169,7 @@ class Controller(Closing):
         self._hooks = Hooks(self, optimizers, adapters.before_uses)
         self._adapters = adapters
         self._refitted_as: int | None = None
+        self._is_told = False
         self._publisher: weakref.ref[Publisher] | None = None
         self._is_sharded = whole is not None and is_sharded(whole)
         self._several = isinstance(optimizer, list | tuple)
@@ -193,11 +200,12 @@ class Controller(Closing):
         """States, and gradients by their policy, leave the device, and weights that are parked;
         their memory is given back.
 
-        Blocks until that is done, the first time also for the page-lock of the host memory. States
-        that are not there yet (before the first step) do not matter. A second call does nothing,
-        or goes on with what failed. StateError (an open accumulation, a graph capture), BusyError
-        (a checkpoint is being read), BudgetError, HostMemoryError, PinError (nothing has moved),
-        DeadlineError, CopyError; after any of them training may go on.
+        Blocks until that is done, the first time also for the page-lock of the host memory; then
+        the log also says what leaves and what does not (logger "refit", INFO). States that are not
+        there yet (before the first step) do not matter. A second call does nothing, or goes on with
+        what failed. StateError (an open accumulation, a graph capture), BusyError (a checkpoint is
+        being read), BudgetError, HostMemoryError, PinError (nothing has moved), DeadlineError,
+        CopyError; after any of them training may go on.
         """
         self._offload_states()
         if self._weights is not None:
@@ -220,6 +228,9 @@ class Controller(Closing):
             if self._host is None or not self._host.give_way():
                 raise
             cycle.offload()
+        if not self._is_told and cycle.per_device.nbytes:
+            self._is_told = True
+            _log.info("%s", _summary(cycle.per_device, cycle.resident))
 
     def restore(self, non_blocking: bool = True) -> None:
         """Allocates the states' memory again and starts the copies back; of parked weights first.
@@ -474,6 +485,21 @@ def _end(cycle: StateCycle, hooks: Hooks, host: HostStateManager | None, process
                     host.abandon()
             finally:
                 cycle.abandon()
+
+
+def _summary(per_device: RegionsPerDevice, stays: Sequence[tuple[str, str]]) -> str:
+    """What leaves, how much that is, and what does not and why: for the log."""
+    group = torch.distributed
+    ranked = group.is_available() and group.is_initialized()
+    whose = f"[rank {group.get_rank()}] " if ranked else ""
+    count = sum(len(regions.specs) for regions in per_device)
+    reasons = Counter(reason for _, reason in stays)
+    first = {reason: name for name, reason in reversed(stays)}
+    kept = [f"{number} ({first[reason]}: {reason})" for reason, number in reasons.most_common(4)]
+    more = f" and others for {len(reasons) - 4} more reasons" if len(reasons) > 4 else ""
+    rest = f"; these stay: {', '.join(kept)}{more}" if kept else ", and nothing stays"
+    unit, size = next(one for one in _UNITS if per_device.nbytes >= one[1])
+    return f"{whose}{per_device.nbytes / size:.1f} {unit} leave, {count} tensors{rest}"
 
 
 def _devices_of(
