@@ -14,7 +14,7 @@
 static atomic_uint room = UINT32_MAX; /* messages that a worker's socket takes */
 #define MOST 512u                     /* as session.c has it */
 
-static uint64_t sent[MOST + 32]; /* versions of COMMITs, while there is no real socket */
+static uint64_t sent[MOST + 32]; /* versions of COMMITs that no real socket took */
 static uint32_t sent_count;
 static rft_limits limits;
 

@@ -36,7 +36,7 @@ typedef struct ledger {
     uint32_t count;
 } ledger;
 
-/* NULL: there is none. */
+/* NULL: none is known. */
 ledger_entry *ledger_find(ledger *of, uint64_t number);
 /* NULL: it is full, or the number was used before. */
 ledger_entry *ledger_add(ledger *of, uint64_t number, uint32_t trainer);

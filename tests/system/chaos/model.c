@@ -72,7 +72,7 @@ static void lessen(refit_tensor *least, const refit_tensor *other)
     }
 }
 
-/* Tensors of all variants, in order; NULL: there are no more. */
+/* Tensors of all variants, in order; NULL: that was the last. */
 static const refit_tensor *tensor_of_all(uint32_t at)
 {
     for (uint32_t i = 0; i < MODEL_VARIANTS; i++) {

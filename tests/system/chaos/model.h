@@ -42,7 +42,7 @@ void model_close(chaos_model *model);
  * room for: the fewest dimensions and the least of each, and the bytes of one of them. False: there
  * are no more. */
 bool model_name(uint32_t at, refit_tensor *out);
-/* NULL: there is none. */
+/* NULL: none is known. */
 const refit_tensor *model_find(const chaos_model *model, const char *name, uint32_t *at);
 void model_step(chaos_model *model, model_rate rate, uint64_t seed);
 

@@ -333,7 +333,7 @@ class _Hooks:
 
 
 class _Before:
-    """A hook. It is no part of a compiled graph: it asks what is where, every time."""
+    """A hook, which compiled graphs leave out: it asks what is where, every time."""
 
     def __init__(self, owner: "weakref.ref[Parked]", layer: int | None) -> None:
         self._owner = owner
